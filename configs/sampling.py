@@ -1,0 +1,50 @@
+"""What one request asks of sampling and of its end; validated once, at the door."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from forkpoint.configs.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+MIN_SEED = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, and when a sequence ends.
+
+    temperature: 0 means argmax (lowest id wins a tie). top_k: 0 means off. top_p: 1 means off.
+    min_p: 0 means off. seed: random draws depend only on (seed, choice, position).
+    max_tokens: at least 1; the server has clamped it to the room left.
+    stop_token_ids: sampling one of them ends the sequence with reason `stop`; the end-of-text ids of the
+    model are part of it unless the request set `ignore_eos`.
+    """
+
+    seed: int
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        _require_range("temperature", self.temperature, 0.0, 2.0)
+        _require_range("top_p", self.top_p, 0.0, 1.0)
+        _require_range("min_p", self.min_p, 0.0, 1.0)
+        if self.top_p == 0.0:
+            raise RequestError("top_p is 0; it must be in (0, 1]", param="top_p")
+        if self.top_k < 0:
+            raise RequestError(f"top_k is {self.top_k}; it must be 0 (off) or more", param="top_k")
+        if self.max_tokens < 1:
+            raise RequestError(f"max_tokens is {self.max_tokens}; it must be 1 or more", param="max_tokens")
+        if not MIN_SEED <= self.seed <= MAX_SEED:
+            raise RequestError("seed does not fit in 64 bits", param="seed")
+
+
+def _require_range(name: str, value: float, low: float, high: float) -> None:
+    # `not (low <= value <= high)` also refuses NaN; a one-sided `value < low` would let it pass.
+    if not (math.isfinite(value) and low <= value <= high):
+        raise RequestError(f"{name} is {value}; it must be in [{low:g}, {high:g}]", param=name)

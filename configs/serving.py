@@ -1,0 +1,52 @@
+"""The resolved settings of one server; where each value came from is the command line's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the engine process needs. Crosses the process boundary by pickle.
+
+    model_dir: a directory in Hugging Face layout (config.json, *.safetensors).
+    None means: decided from the model or from memory when the engine starts.
+    full_tokens, swa_tokens: usable slots of each pool; page 0 comes on top.
+    """
+
+    model_dir: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    attention_backend: str = "auto"
+    context_length: int | None = None
+    page_size: int = 16
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    mem_fraction_static: float | None = None
+    full_tokens: int | None = None
+    swa_tokens: int | None = None
+    swa_full_tokens_ratio: float | None = None
+    enable_radix_cache: bool = True
+    retention: str = "branch"
+    radix_eviction_policy: str = "lru"
+    log_level: str = "info"
+    log_format: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the API process needs. api_keys never appear in a log or in show-config."""
+
+    served_model_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    chat_template: Path | None = None
+    max_queued_requests: int = 1024
+    shutdown_timeout_s: float = 30.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    log_level: str = "info"
+    log_format: str = "auto"

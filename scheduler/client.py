@@ -1,0 +1,121 @@
+"""How the API process talks to an engine: one interface, whether the engine is a process or in-line."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from forkpoint.scheduler.messages import EngineInfo, EngineStats, Finish, LoadProgress, Started, StepTokens, Submit
+
+
+class EngineState(enum.Enum):
+    LOADING = "loading"  # the process lives, weights are being read; requests are refused
+    READY = "ready"  # requests are taken
+    DEAD = "dead"  # the process ended and is not back yet; requests are refused
+    STOPPED = "stopped"  # stop() was called; nothing comes after
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """News of one sequence since the last read: tokens merged when the reader was slow.
+
+    started is set once, with the first delta. finish is set once, with the last.
+    """
+
+    tokens: tuple[int, ...]
+    started: Started | None
+    finish: Finish | None
+
+
+class TokenMailbox:
+    """One-slot mailbox of one sequence: the engine never waits for a reader, tokens merge instead."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self._tokens: list[int] = []
+        self._started: Started | None = None
+        self._finish: Finish | None = None
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    def put(
+        self, tokens: tuple[int, ...] = (), *, started: Started | None = None, finish: Finish | None = None
+    ) -> None:
+        self._tokens.extend(tokens)
+        self._started = started or self._started
+        self._finish = finish or self._finish
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Make get() raise `error` once the tokens that arrived before it have been read."""
+        self._error = error
+        self._news.set()
+
+    async def get(self) -> TokenDelta:
+        """Wait for news and take it. Raises EngineDied if the engine went away."""
+        await self._news.wait()
+        self._news.clear()
+        if not self._tokens and self._finish is None and self._started is None and self._error is not None:
+            raise self._error
+        delta = TokenDelta(tuple(self._tokens), self._started, self._finish)
+        self._tokens, self._started, self._finish = [], None, None
+        if self._error is not None:
+            self._news.set()
+        return delta
+
+
+class EngineClient(Protocol):
+    """What the server may ask of an engine. All methods are called on the event loop."""
+
+    @property
+    def state(self) -> EngineState: ...
+    @property
+    def info(self) -> EngineInfo | None:
+        """None until the engine was ready once."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """As of the last step. Counters start again from 0 when the engine is restarted."""
+        ...
+
+    @property
+    def num_restarts(self) -> int: ...
+
+    @property
+    def seconds_since_step(self) -> float:
+        """How long the engine has had work without finishing a step; 0 when it is idle."""
+        ...
+
+    def on_step(self, listener: Callable[[StepTokens], None]) -> None:
+        """Call `listener` with every step's message (metrics). It must not raise or block."""
+        ...
+
+    def on_progress(self, listener: Callable[[LoadProgress], None]) -> None: ...
+
+    async def start(self) -> None:
+        """Begin loading; returns at once. `state` and `wait_ready` tell the rest."""
+        ...
+
+    async def wait_ready(self) -> EngineInfo:
+        """Raises ModelLoadError or EngineDied when loading failed."""
+        ...
+
+    def submit(self, submit: Submit) -> TokenMailbox:
+        """Raises EngineLoading, EngineDied or QueueFull."""
+        ...
+
+    def abort(self, uid: int) -> None:
+        """Idempotent; the mailbox gets Finish(reason="abort") if it had none."""
+        ...
+
+    async def flush_cache(self) -> bool:
+        """False while sequences run or wait."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine; running sequences fail with EngineDied."""
+        ...

@@ -1,0 +1,186 @@
+"""All that crosses the pipe between the API process and the engine process: frozen, pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forkpoint.configs.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+# ---- API process -> engine process
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One sequence to generate. uid is unique for the life of the API process.
+
+    token_ids: [n] int32, n >= 1, all in the vocabulary. choice: index among the n choices of a request.
+    namespace: requests of different namespaces never share cached state.
+    """
+
+    uid: int
+    token_ids: NDArray[np.int32]
+    params: SamplingParams
+    choice: int = 0
+    namespace: str = ""
+    anchors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give up a sequence wherever it is; unknown uids are ignored. It ends with Finish(reason="abort")."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Empty the prefix cache; answered by FlushDone. Refused (cleared=False) while sequences run or wait."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the engine process after the current step."""
+
+
+ToEngine = Submit | Abort | FlushCache | Shutdown
+
+
+# ---- engine process -> API process
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the server tells about itself; sent once with Ready.
+
+    full_tokens, swa_tokens: usable slots (0 where the model lacks the kind). window: W, counts the query.
+    """
+
+    context_length: int
+    vocab_size: int
+    page_size: int
+    full_tokens: int
+    swa_tokens: int
+    window: int | None
+    margin: int
+    max_running_requests: int
+    chunked_prefill_size: int
+    dtype: str
+    device: str
+    attention_backend: str
+    layer_pattern: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One step of start-up, for the progress bar: done of total units of `what`."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A sequence was admitted. cached_tokens: prompt tokens whose prefill is skipped (at most n - 1)."""
+
+    uid: int
+    cached_tokens: int
+    rebuilt_tokens: int
+    queue_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A sequence ended. reason `error` carries a message; every Submit ends in exactly one Finish."""
+
+    uid: int
+    reason: FinishReason
+    stop_token_id: int | None = None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Slots of one kind. tree includes locked ones; leased are owned by running sequences."""
+
+    free: int = 0
+    tree: int = 0
+    locked: int = 0
+    leased: int = 0
+    capacity: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges as of now, and counters since the engine started (monotonic within one engine)."""
+
+    running: int = 0
+    waiting: int = 0
+    full: PoolStats = field(default_factory=PoolStats)
+    swa: PoolStats = field(default_factory=PoolStats)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rebuilt_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    generation_tokens: int = 0
+    evicted_full_slots: int = 0
+    evicted_swa_slots: int = 0
+    windows_kept: int = 0
+    windows_evicted: int = 0
+    windows_rebuilt: int = 0
+    branch_points_found: int = 0
+    branch_points_kept: int = 0
+    branch_points_hit: int = 0
+    retractions: int = 0
+    num_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What one step did, in columns: tokens[i] was sampled for uids[i] (at most one per uid).
+
+    A sequence's Started comes with or before its first token, its Finish with or after its last.
+    """
+
+    uids: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    started: tuple[Started, ...] = ()
+    finished: tuple[Finish, ...] = ()
+    stats: EngineStats = field(default_factory=EngineStats)
+    step_s: float = 0.0
+    num_prefill_rows: int = 0
+    num_decode_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDone:
+    ticket: int
+    cleared: bool
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine cannot go on (load error, device lost); the process ends after this."""
+
+    message: str
+    hint: str | None = None
+
+
+FromEngine = LoadProgress | Ready | StepTokens | FlushDone | Failed
