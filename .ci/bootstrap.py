@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / ".ci"))  # Python runs isolated (-I), so this folder is not on the path by itself
+sys.path.insert(
+    0, str(ROOT / ".ci")
+)  # Python runs isolated (-I), so this folder is not on the path by itself
 
 from environment import Environment, SetupError, gpu_is_present  # noqa: E402
 

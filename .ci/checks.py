@@ -48,7 +48,9 @@ def _passes(name: str, command: list[str]) -> bool:
     start = time.monotonic()
     program, *arguments = command
     status = subprocess.run([str(BIN / program), *arguments], cwd=ROOT, check=False).returncode
-    print(f"check: {name}: {'ok' if status == 0 else 'FAILED'} ({time.monotonic() - start:.1f} s)", flush=True)
+    print(
+        f"check: {name}: {'ok' if status == 0 else 'FAILED'} ({time.monotonic() - start:.1f} s)", flush=True
+    )
     return status == 0
 
 

@@ -118,7 +118,7 @@ class Environment:
             self._run(command, f"cannot install {attempt.requirement}")
             return
         raise SetupError(
-            f"no package index offers torch {torch.version} for Python {sys.version.split()[0]} on this machine; "
+            f"no package index offers torch {torch.version} for Python {sys.version.split()[0]} here; "
             "use another Python (PATH decides), or point pip at an index that has it (PIP_EXTRA_INDEX_URL)"
         )
 
@@ -161,7 +161,7 @@ class Environment:
                 path.unlink()
 
     def _place(self) -> dict[str, Any]:
-        """What an installation depends on; a virtual environment cannot be moved, so the path is part of it."""
+        """What an installation depends on; the path, too: a virtual environment cannot be moved."""
         pyproject = hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest()
         return {"root": str(self.root), "pyproject_sha256": pyproject, "with_gpu": self._with_gpu}
 

@@ -73,14 +73,18 @@ class TorchChoice:
         return (
             TorchAttempt(f"torch=={cpu}", cpu, (), f"installing torch {cpu}"),
             TorchAttempt(
-                f"torch=={cpu}", cpu, pytorch_index, f"installing torch {cpu} from {PYTORCH_CPU_INDEX}", INDEX_WAIT_S
+                f"torch=={cpu}",
+                cpu,
+                pytorch_index,
+                f"installing torch {cpu} from {PYTORCH_CPU_INDEX}",
+                INDEX_WAIT_S,
             ),
             TorchAttempt(
                 f"torch=={self.version}",
                 self.version,
                 (),
-                f"no CPU-only build of torch {self.version} was found; installing the plain one, which on Linux "
-                "brings CUDA along (several GB)",
+                f"no CPU-only build of torch {self.version} was found; installing the plain one, "
+                "which on Linux brings CUDA along (several GB)",
             ),
         )
 

