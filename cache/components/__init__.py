@@ -1,0 +1,1 @@
+"""One component per kind of attention state: it owns the kind's pages in the tree and their ledger."""

@@ -1,0 +1,414 @@
+"""The unified prefix cache: match looks, acquire takes, commit publishes, release returns.
+
+One tree holds both kinds of state. A sequence's pages move from its lease to the tree when they are
+published; what the tree has already is freed and borrowed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forkpoint.cache.audit import AuditError, audit_pages, audit_structure
+from forkpoint.cache.components.full import FullComponent
+from forkpoint.cache.components.swa import SwaComponent
+from forkpoint.cache.eviction import EVICTION_POLICIES
+from forkpoint.cache.geometry import CacheGeometry
+from forkpoint.cache.lease import Lease
+from forkpoint.cache.pages import OutOfPages, PagePool, num_pages_for
+from forkpoint.cache.retention import RETENTION_POLICIES
+from forkpoint.cache.tree import Node, RadixTree, SwaSpan
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the tree holds of a prompt. Lengths are positions, multiples of the page size.
+
+    full_len: F, the longest prefix with live full KV. resume_len: R <= F, the greatest legal length.
+    path: the nodes below the root that cover [0, F); valid until the cache changes.
+    """
+
+    namespace: str
+    full_len: int
+    resume_len: int
+    path: tuple[Node, ...]
+    version: int
+
+    @property
+    def branch_point(self) -> int | None:
+        """F when F > R: where a kept window would have made the whole hit usable."""
+        return self.full_len if self.full_len > self.resume_len else None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a publish did. published: tokens of this sequence that the tree now holds."""
+
+    published: int
+    windows_kept: int
+    branch_point_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """Pages of one kind: free + tree + leased = capacity; locked is the part of tree that leases need."""
+
+    capacity: int
+    free: int
+    tree: int
+    locked: int
+
+    @property
+    def leased(self) -> int:
+        return self.capacity - self.free - self.tree
+
+    @property
+    def available(self) -> int:
+        """What an allocation can get: free pages, and tree pages that can be evicted."""
+        return self.free + self.tree - self.locked
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since the cache was made; mutable, they only grow. Slots are tokens."""
+
+    evicted_full_slots: int = 0
+    evicted_swa_slots: int = 0
+    windows_kept: int = 0
+    windows_evicted: int = 0
+    branch_points_found: int = 0
+    branch_points_kept: int = 0
+    branch_points_hit: int = 0
+
+
+class PrefixCache:
+    """Pages of both kinds, shared between requests by prefix.
+
+    full_pages, swa_pages: capacities in pages, page 0 not counted. Without a window there is no SWA kind.
+    With enabled=False nothing is published and nothing matches; leases and pools work the same.
+    """
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        *,
+        full_pages: int,
+        swa_pages: int = 0,
+        retention: str = "branch",
+        eviction: str = "lru",
+        enabled: bool = True,
+    ) -> None:
+        self.geometry = geometry
+        self.enabled = enabled
+        self.counters = CacheCounters()
+        self._retention = RETENTION_POLICIES[retention]
+        self._tree = RadixTree(geometry.page_size)
+        self._full = FullComponent(PagePool("full", full_pages))
+        self._swa: SwaComponent | None = None
+        if geometry.window is not None:
+            self._swa = SwaComponent(PagePool("swa", swa_pages), geometry, EVICTION_POLICIES[eviction]())
+        self._leases: dict[int, Lease] = {}
+        self._version = 0
+
+    # ---- looking
+
+    @property
+    def full_use(self) -> PoolUse:
+        full = self._full
+        return PoolUse(full.pool.capacity, full.pool.num_free, full.num_tree_pages, full.num_locked_pages)
+
+    @property
+    def swa_use(self) -> PoolUse | None:
+        swa = self._swa
+        if swa is None:
+            return None
+        return PoolUse(swa.pool.capacity, swa.pool.num_free, swa.num_tree_pages, swa.num_locked_pages)
+
+    def match(self, tokens: Tokens, namespace: str = "") -> Match:
+        """How much of `tokens` is cached; at most len(tokens) - 1, so that one row is computed.
+
+        Changes nothing: no ledger, no node, no recency.
+        """
+        limit = (len(tokens) - 1) // self.geometry.page_size
+        path, full = self._tree.walk(tokens, limit, namespace) if self.enabled else ([], 0)
+        resume = full if self._swa is None else self._swa.reusable(path, full)
+        size = self.geometry.page_size
+        return Match(namespace, full * size, resume * size, tuple(path), self._version)
+
+    # ---- taking
+
+    def acquire(self, match: Match, *, prompt_len: int) -> Lease:
+        """Borrow what `match` found: full KV on [0, F), and the SWA window below R.
+
+        The match must be the newest state of the cache. May split a node; marks the path as used.
+        """
+        assert match.version == self._version, "the cache changed since this match"
+        self._version += 1
+        size = self.geometry.page_size
+        full, resume = match.full_len // size, match.resume_len // size
+        tip = self._tip_of(match, full)
+        lease = Lease(
+            tip,
+            namespace=match.namespace,
+            full_hit=match.full_len,
+            resume=match.resume_len,
+            prompt_len=prompt_len,
+        )
+        self._full.pin(tip)
+        self._tree.touch(tip)
+        lease.published = full
+        for node in reversed(list(tip.up_to_root())):
+            lease.full_pages.append(node.full_pages)
+        self._borrow_window(lease, resume)
+        self.counters.branch_points_found += lease.branch_point is not None
+        self._leases[id(lease)] = lease
+        return lease
+
+    def _tip_of(self, match: Match, full: int) -> Node:
+        if not match.path:
+            return self._tree.root(match.namespace)
+        last = match.path[-1]
+        return last if last.end_page == full else self._tree.split(last, full - last.start_page)
+
+    def _borrow_window(self, lease: Lease, resume: int) -> None:
+        swa = self._swa
+        if swa is None:
+            return
+        first = max(0, resume - self.geometry.pages_to_resume)
+        lease.swa_pages.append(np.zeros(first, dtype=np.int32))
+        lease.first_swa, lease.swa_published = first, resume
+        if resume == 0:
+            return
+        lease.swa_pages.append(swa.pages_of(lease.tip, first, resume))
+        swa.lock(lease.tip, first, resume)
+        window = swa.window_at(lease.tip, resume)
+        if window is not None:
+            self.counters.branch_points_hit += window.is_branch
+            swa.order.touch(window)
+        elif self._retention.keeps_branch_points():
+            # Resumed inside another window's margin, or at a running neighbour: worth a window of its own.
+            self._keep(lease, resume, is_branch=True)
+
+    def extend(self, lease: Lease, end: int) -> None:
+        """Make sure that the lease has pages of each kind for all positions below `end`.
+
+        Evicts what nobody needs, per kind. Raises OutOfPages, with nothing taken, when that is not enough.
+        """
+        pages = num_pages_for(end, self.geometry.page_size)
+        full_wanted = max(0, pages - lease.full_pages.length)
+        swa_wanted = 0 if self._swa is None else max(0, pages - lease.swa_pages.length)
+        for use, kind, wanted in ((self.full_use, "full", full_wanted), (self.swa_use, "swa", swa_wanted)):
+            if use is not None and wanted > use.available:
+                raise OutOfPages(kind, wanted, use.available)
+        if full_wanted:
+            self._make_room_full(full_wanted)
+            lease.full_pages.append(self._full.pool.take(full_wanted))
+        if self._swa is not None and swa_wanted:
+            self._make_room_swa(swa_wanted)
+            lease.swa_pages.append(self._swa.pool.take(swa_wanted))
+
+    def _make_room_full(self, wanted: int) -> None:
+        if self._full.pool.num_free >= wanted:
+            return
+        for node in self._tree.unpinned_leaves():
+            self._evict_leaf(node)
+            if self._full.pool.num_free >= wanted:
+                return
+        raise AssertionError("full pages counted as evictable were not")
+
+    def _evict_leaf(self, leaf: Node) -> None:
+        self._version += 1
+        size = self.geometry.page_size
+        self.counters.evicted_full_slots += leaf.num_pages * size
+        if self._swa is not None:
+            self.counters.windows_evicted += len(leaf.swa.windows)
+            self.counters.evicted_swa_slots += int((leaf.swa.pages != 0).sum()) * size
+            self._swa.drop(leaf)
+        self._full.drop(leaf)
+        self._tree.remove_leaf(leaf)
+
+    def _make_room_swa(self, wanted: int) -> None:
+        swa = self._swa
+        assert swa is not None
+        if swa.pool.num_free >= wanted:
+            return
+        self._version += 1
+        windows, pages = swa.evict(wanted)
+        self.counters.windows_evicted += windows
+        self.counters.evicted_swa_slots += pages * self.geometry.page_size
+        assert swa.pool.num_free >= wanted, "SWA pages counted as evictable were not"
+
+    # ---- publishing
+
+    def commit(self, lease: Lease, tokens: Tokens, num_computed: int) -> Commit:
+        """Publish what is computed: insert, adopt, keep windows, then free what left the running window.
+
+        tokens: the sequence's tokens, at least num_computed. Nothing of a gap [R, F) is published before
+        the gap is complete: until then its SWA pages are private.
+        """
+        assert lease.is_open
+        self._version += 1
+        size = self.geometry.page_size
+        target = num_computed // size
+        previously, lease.num_computed = lease.num_computed, num_computed
+        kept, branch_kept = 0, False
+        if self.enabled and num_computed >= lease.full_hit:
+            self._publish(lease, tokens, target)
+            for end in self._retention.ends(lease, previously, num_computed):
+                is_branch = end == lease.branch_point
+                is_kept = self._keep(lease, end // size, is_branch=is_branch)
+                kept += is_kept
+                branch_kept |= is_kept and is_branch
+        self.counters.branch_points_kept += branch_kept
+        self._free_below_frontier(lease, num_computed)
+        return Commit(lease.published * size, kept, branch_kept)
+
+    def _keep(self, lease: Lease, end_page: int, *, is_branch: bool) -> bool:
+        if self._swa is None or end_page == 0:
+            return False
+        window = self._swa.keep_window(lease.tip, end_page, is_branch=is_branch)
+        self.counters.windows_kept += window is not None
+        return window is not None
+
+    def _publish(self, lease: Lease, tokens: Tokens, target: int) -> None:
+        """Insert pages up to `target` below the lease's tip, and give the tree the SWA pages it lacks."""
+        old_tip = lease.tip
+        self._adopt_swa(lease, old_tip, old_tip.end_page)
+        page, node = lease.published, old_tip
+        while page < target:
+            node = self._child_for(node, lease, tokens, page, target)
+            page = node.end_page
+            self._adopt_swa(lease, node, page)
+        if node is not old_tip:
+            self._full.pin(node)
+            self._full.unpin(old_tip)
+            lease.tip = node
+            lease.published = page
+        self._tree.touch(node)
+
+    def _child_for(self, node: Node, lease: Lease, tokens: Tokens, page: int, target: int) -> Node:
+        """The child of `node` on the lease's path, made or cut so that it ends at `target` or earlier."""
+        size = self.geometry.page_size
+        child = node.children.get(self._tree.key(tokens, page))
+        own = lease.full_pages[page:target]
+        if child is None:
+            span = SwaSpan.dead(target - page)
+            child = self._tree.add_leaf(node, tokens[page * size : target * size], own, span)
+            self._full.adopt(child)
+            return child
+        shared = self._tree.common_pages(child, tokens, page, target)
+        if shared < child.num_pages:
+            child = self._tree.split(child, shared)
+        self._full.keep_tree_copy(own[:shared], child.full_pages)
+        return child
+
+    def _adopt_swa(self, lease: Lease, node: Node, end: int) -> None:
+        """Give the tree the lease's private SWA pages below page `end`, which all lie on the path to `node`."""
+        if self._swa is None:
+            return
+        start = max(lease.swa_published, lease.first_swa)
+        for part in reversed(list(node.up_to_root())) if start < node.start_page else [node]:
+            low, high = max(start, part.start_page), min(end, part.end_page)
+            if low < high:
+                self._swa.adopt(part, low, lease.swa_pages[low:high])
+        lease.swa_published = max(lease.swa_published, end)
+
+    def _free_below_frontier(self, lease: Lease, num_computed: int) -> None:
+        swa = self._swa
+        if swa is None:
+            return
+        frontier = self.geometry.frontier(num_computed) // self.geometry.page_size
+        self._free_swa_below(lease, min(frontier, lease.swa_pages.length))
+
+    def _free_swa_below(self, lease: Lease, page: int) -> None:
+        swa = self._swa
+        assert swa is not None
+        if page <= lease.first_swa:
+            return
+        self._version += 1
+        borrowed_end = max(lease.first_swa, min(page, lease.swa_published))
+        swa.unlock(lease.tip, lease.first_swa, borrowed_end)
+        swa.pool.give(lease.swa_pages[borrowed_end:page])
+        lease.swa_pages[lease.first_swa : page][:] = 0
+        lease.first_swa = page
+
+    def advance(self, lease: Lease, num_computed: int) -> None:
+        """Free what left the window, without publishing: what decode does after each token."""
+        self._free_below_frontier(lease, num_computed)
+
+    # ---- returning
+
+    def release(self, lease: Lease, tokens: Tokens, num_computed: int) -> None:
+        """Publish what is computed, keep a window at its end, and return everything else.
+
+        Finish, abort and retraction alike; a gap that is not complete leaves nothing behind.
+        """
+        self.commit(lease, tokens, num_computed)
+        if self.enabled and num_computed >= lease.full_hit:
+            self._keep(lease, num_computed // self.geometry.page_size, is_branch=False)
+        if self._swa is not None:
+            self._free_swa_below(lease, lease.swa_pages.length)
+        self._full.pool.give(lease.owned_full)
+        self._full.unpin(lease.tip)
+        self._tree.prune_root(lease.namespace)
+        lease.is_open = False
+        del self._leases[id(lease)]
+        self._version += 1
+
+    def flush(self) -> bool:
+        """Forget everything that is cached. Refused (False) while a lease is open."""
+        if self._leases:
+            return False
+        for node in self._tree.unpinned_leaves():
+            if self._swa is not None:
+                self._swa.drop(node)
+            self._full.drop(node)
+            self._tree.remove_leaf(node)
+        self._tree.roots.clear()
+        self._version += 1
+        return True
+
+    # ---- checking
+
+    def audit(self) -> None:
+        """Recount everything. Raises AuditError on the first contradiction. O(size of the cache)."""
+        leases = list(self._leases.values())
+        nodes = audit_structure(self._tree, [lease.tip for lease in leases])
+        self._full.audit(nodes)
+        audit_pages(
+            self._full.pool,
+            [("tree", node.full_pages) for node in nodes] + [("lease", lease.owned_full) for lease in leases],
+        )
+        self._audit_borrowed_full(leases)
+        if self._swa is None:
+            return
+        self._swa.audit(nodes)
+        audit_pages(
+            self._swa.pool,
+            [("tree", node.swa.pages[node.swa.pages != 0]) for node in nodes]
+            + [("lease", lease.owned_swa) for lease in leases],
+        )
+        self._swa.audit_locks(nodes, leases)
+
+    def _audit_borrowed_full(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            path = [node.full_pages for node in reversed(list(lease.tip.up_to_root()))]
+            borrowed = np.concatenate(path) if path else np.zeros(0, dtype=np.int32)
+            if not np.array_equal(borrowed, lease.full_pages[0 : lease.published]):
+                raise AuditError("full: a lease's borrowed pages are not those of its path")
+
+    def dump(self) -> list[tuple[str, list[int], list[bool]]]:
+        """Every root-to-leaf prefix as (namespace, tokens, SWA live per page); for tests and /debug."""
+        found = []
+        for namespace, root in self._tree.roots.items():
+            for leaf in self._tree.leaves(root):
+                path = list(reversed(list(leaf.up_to_root())))
+                tokens = [int(token) for node in path for token in node.tokens]
+                live = [bool(page) for node in path for page in node.swa.pages]
+                found.append((namespace, tokens, live))
+        return found
