@@ -1,0 +1,83 @@
+"""Puts the HTTP server together: routes, middleware, error answers. Starts nothing."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+
+from forkpoint.configs.errors import ForkpointError
+from forkpoint.configs.serving import ServerConfig
+from forkpoint.scheduler.client import EngineClient
+from forkpoint.server.admin_api import admin_routes
+from forkpoint.server.auth import ApiKeyMiddleware
+from forkpoint.server.chat import ChatApi
+from forkpoint.server.completions import CompletionsApi
+from forkpoint.server.engine_metrics import EngineMetrics
+from forkpoint.server.errors import answer_error
+from forkpoint.server.generation import Generator
+from forkpoint.server.generation_response import GenerationApi, GenerationResponse
+from forkpoint.server.health import health_routes
+from forkpoint.server.lifecycle import Lifecycle
+from forkpoint.server.models_api import models_routes
+from forkpoint.server.request_id import RequestIdMiddleware
+from forkpoint.server.request_metrics import RequestMetrics
+from forkpoint.server.services import Services, Timing
+from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+from forkpoint.server.vllm_metrics import VllmAliases
+
+
+def create_app(
+    config: ServerConfig,
+    engine: EngineClient,
+    tokenizer: TextTokenizer,
+    template: PromptTemplate | None,
+    *,
+    timing: Timing | None = None,
+) -> FastAPI:
+    """The ASGI app over an engine that may still be loading. Its Lifecycle is `app.state.lifecycle`."""
+    registry = CollectorRegistry()
+    request_metrics = RequestMetrics(registry)
+    engine_metrics = EngineMetrics(engine, registry)
+    VllmAliases(config.served_model_names[0], engine, engine_metrics, request_metrics, registry)
+    services = Services(
+        config=config,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=template,
+        lifecycle=Lifecycle(engine),
+        generator=Generator(engine, tokenizer),
+        registry=registry,
+        metrics=request_metrics,
+        timing=timing or Timing(),
+        created=int(time.time()),
+    )
+    middleware = [Middleware(RequestIdMiddleware)]
+    if config.api_keys:
+        middleware.append(Middleware(ApiKeyMiddleware, api_keys=config.api_keys))
+    app = FastAPI(
+        title="Forkpoint",
+        middleware=middleware,
+        exception_handlers={HTTPException: answer_error, ForkpointError: answer_error},
+        # The request bodies are not FastAPI models, so its schema pages would be empty.
+        openapi_url=None,
+        redirect_slashes=False,
+    )
+    app.state.lifecycle = services.lifecycle
+    app.include_router(health_routes(services.lifecycle))
+    app.include_router(models_routes(services))
+    app.include_router(admin_routes(services))
+    _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
+    _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
+    return app
+
+
+def _add_generation_route(app: FastAPI, path: str, services: Services, api: GenerationApi) -> None:
+    async def generate() -> Response:
+        return GenerationResponse(services, api)
+
+    app.add_api_route(path, generate, methods=["POST"], response_model=None)

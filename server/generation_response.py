@@ -1,0 +1,158 @@
+"""The life of one generation request: read, checked, submitted, answered as a whole or in a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Protocol
+
+import orjson
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from forkpoint.server.answer_format import AnswerFormat, FinishedText
+from forkpoint.server.choice import ChoiceFinished, ChoiceText
+from forkpoint.server.errors import ClientGone, ErrorReply
+from forkpoint.server.generation import Generation, GenerationRequest
+from forkpoint.server.generation_fields import GenerationOptions
+from forkpoint.server.request_body import read_json_object
+from forkpoint.server.services import Services
+from forkpoint.server.sse import EventStream, encode_event
+from forkpoint.server.watched import raise_on_disconnect, run_watched
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+class GenerationApi(Protocol):
+    """What differs between chat and completions."""
+
+    async def read(self, body: Mapping[str, object]) -> GenerationRequest: ...
+    def format(self, request: GenerationRequest, created: int) -> AnswerFormat: ...
+
+
+class GenerationResponse(Response):
+    """Does the work of the request when it is called, since only then it has `receive` and `send`.
+
+    Errors before the first byte are raised, and become HTTP errors; later ones become an error event.
+    """
+
+    def __init__(self, services: Services, api: GenerationApi) -> None:
+        self._services = services
+        self._api = api
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        timer = services.metrics.request()
+        generation: Generation | None = None
+        try:
+            with services.lifecycle.running_request():
+                request = await self._read(scope, receive)
+                generation = services.generator.submit(request, timer)
+                await self._answer(request, generation, receive, send)
+        except ClientGone:
+            _log.debug("client disconnected")
+        except Exception as error:
+            if generation is None:
+                services.metrics.refused(error)
+            raise
+
+    async def _read(self, scope: Scope, receive: Receive) -> GenerationRequest:
+        services = self._services
+        body = await read_json_object(
+            Headers(scope=scope),
+            receive,
+            max_bytes=services.config.max_body_bytes,
+            timeout_s=services.timing.body_timeout_s,
+        )
+        request = await self._api.read(body)
+        services.lifecycle.require_serving()  # once more: tokenising took its time
+        return request
+
+    async def _answer(
+        self, request: GenerationRequest, generation: Generation, receive: Receive, send: Send
+    ) -> None:
+        answer_format = self._api.format(request, int(time.time()))
+        try:
+            if request.options.is_stream:
+                await self._answer_in_stream(request, generation, answer_format, receive, send)
+            else:
+                await run_watched(
+                    _collect(generation, answer_format, send),
+                    raise_on_disconnect(receive),
+                    self._services.lifecycle.raise_on_expiry(),
+                )
+        except ClientGone:
+            raise
+        except Exception:
+            generation.close(has_failed=True)
+            raise
+        finally:
+            generation.close()
+
+    async def _answer_in_stream(
+        self,
+        request: GenerationRequest,
+        generation: Generation,
+        answer_format: AnswerFormat,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        stream = EventStream(send)
+        try:
+            await run_watched(
+                _stream(generation, request.options, answer_format, stream),
+                raise_on_disconnect(receive),
+                self._services.lifecycle.raise_on_expiry(),
+                stream.keep_alive(self._services.timing.keep_alive_s),
+            )
+        except ClientGone:
+            raise
+        except Exception as error:
+            if not stream.has_started:
+                raise
+            generation.close(has_failed=True)
+            await _end_with_error(stream, error)
+
+
+async def _collect(generation: Generation, answer_format: AnswerFormat, send: Send) -> None:
+    pieces: list[list[str]] = [[] for _ in generation.choices]
+    finishes: dict[int, ChoiceFinished] = {}
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            if isinstance(event, ChoiceText):
+                pieces[event.index].append(event.text)
+            elif isinstance(event, ChoiceFinished):
+                finishes[event.index] = event
+    choices = [FinishedText("".join(texts), finishes[i]) for i, texts in enumerate(pieces)]
+    body = orjson.dumps(answer_format.answer(choices, generation.usage))
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _stream(
+    generation: Generation, options: GenerationOptions, answer_format: AnswerFormat, stream: EventStream
+) -> None:
+    async with aclosing(generation.events()) as events:
+        async for event in events:
+            chunk = answer_format.chunk(event)
+            if chunk is None:
+                continue
+            if options.has_usage:
+                # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
+                chunk["usage"] = generation.usage.as_json() if options.has_continuous_usage else None
+            await stream.write(encode_event(chunk))
+    if options.has_usage:
+        await stream.write(encode_event(answer_format.usage_chunk(generation.usage)))
+    await stream.finish()
+
+
+async def _end_with_error(stream: EventStream, error: Exception) -> None:
+    reply = ErrorReply.of(error)
+    if reply.code == "internal_error":
+        _log.error("stream failed", exc_info=error)
+    await stream.write(encode_event(reply.envelope))
+    await stream.finish()

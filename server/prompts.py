@@ -1,0 +1,74 @@
+"""From the prompt of a request, in any of its four forms or as chat messages, to checked token ids."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forkpoint.configs.errors import RequestError
+from forkpoint.server.fields import json_type
+from forkpoint.server.limits import Limits
+from forkpoint.server.text_ports import TextTokenizer
+
+MAX_PROMPTS = 1024
+
+TokenIds = NDArray[np.int32]
+
+
+def read_prompts(value: object, limits: Limits) -> list[str | TokenIds]:
+    """`prompt` of a completions request: a string, a list of strings, of token ids, or of lists of ids.
+
+    Token ids are taken as they are. Raises RequestError, for ids that the model does not have too.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise _prompt_error(f"must be a string or a list, not {json_type(value)}")
+    if not value:
+        raise _prompt_error("is an empty list")
+    if isinstance(value[0], str | list):
+        if len(value) > MAX_PROMPTS:
+            raise _prompt_error(f"holds {len(value)} prompts; at most {MAX_PROMPTS} are allowed")
+        if all(isinstance(prompt, str) for prompt in value):
+            return value
+        if all(isinstance(prompt, list) for prompt in value):
+            return [_read_token_ids(prompt, limits) for prompt in value]
+        raise _prompt_error("mixes strings and lists")
+    return [_read_token_ids(value, limits)]
+
+
+async def encode(
+    text: str, tokenizer: TextTokenizer, limits: Limits, *, add_special_tokens: bool
+) -> TokenIds:
+    """Token ids of a text, made in a worker thread, checked against vocabulary, context and pools."""
+    limits.check_num_characters(len(text), tokenizer.max_token_characters)
+    token_ids = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    if len(token_ids) == 0:
+        raise RequestError("the prompt is empty: it has no tokens", param="prompt")
+    # Gemma 3's tokenizer has a token for images that the text model has no row for.
+    if int(token_ids.max()) >= limits.info.vocab_size:
+        raise RequestError(
+            f"the prompt contains a special token (id {int(token_ids.max())}) that this model does not have; "
+            f"its vocabulary has {limits.info.vocab_size}"
+        )
+    limits.check_prompt(len(token_ids))
+    return token_ids
+
+
+def _read_token_ids(value: list[object], limits: Limits) -> TokenIds:
+    if not value:
+        raise _prompt_error("is an empty list")
+    limits.check_prompt(len(value))  # before looking at each of a million ids
+    vocab_size = limits.info.vocab_size
+    for token_id in value:
+        if type(token_id) is not int:
+            raise _prompt_error(f"must hold token ids or strings alone, but holds {json_type(token_id)}")
+        if not 0 <= token_id < vocab_size:
+            raise _prompt_error(f"holds the token id {token_id}; ids must be in [0, {vocab_size})")
+    return np.array(value, dtype=np.int32)
+
+
+def _prompt_error(problem: str) -> RequestError:
+    return RequestError(f"prompt {problem}", param="prompt")

@@ -1,0 +1,116 @@
+"""What the API process measures of each request: outcomes, and the times a client sees."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from forkpoint.configs.errors import EngineDied, EngineDraining, EngineLoading, QueueFull, RequestError
+
+_TTFT_BUCKETS_S = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0
+)  # fmt: skip
+_ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0)
+_LONG_BUCKETS_S = (0.1, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
+
+
+class RequestMetrics:
+    """Counters and histograms of one server, in its own registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "forkpoint_requests", "Choices that ended, by reason.", ["finish_reason"], registry=registry
+        )
+        self.rejected = Counter(
+            "forkpoint_rejected_requests", "Requests refused before they ran.", ["reason"], registry=registry
+        )
+        self.time_to_first_token = Histogram(
+            "forkpoint_time_to_first_token_seconds",
+            "From the arrival of a request to the first token of a choice.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "forkpoint_inter_token_latency_seconds",
+            "Between two tokens of a choice; tokens that came together share their gap.",
+            buckets=_ITL_BUCKETS_S,
+            registry=registry,
+        )
+        self.e2e_request_latency = Histogram(
+            "forkpoint_e2e_request_latency_seconds",
+            "From the arrival of a request to the end of a choice.",
+            buckets=_LONG_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_time = Histogram(
+            "forkpoint_queue_time_seconds",
+            "From submission to admission by the scheduler.",
+            buckets=_TTFT_BUCKETS_S,
+            registry=registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self.requests.labels(reason)
+
+    def request(self) -> RequestTimer:
+        """A timer for a request that arrives now."""
+        return RequestTimer(self, time.monotonic())
+
+    def refused(self, error: Exception) -> None:
+        self.rejected.labels(_rejection_reason(error)).inc()
+
+
+class RequestTimer:
+    """Remembers when a request arrived."""
+
+    def __init__(self, metrics: RequestMetrics, arrival_s: float) -> None:
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+
+    def choice(self) -> ChoiceTimer:
+        return ChoiceTimer(self._metrics, self._arrival_s)
+
+
+class ChoiceTimer:
+    """Observes one choice. Times are those at which the API process looks, not when the engine sampled."""
+
+    def __init__(self, metrics: RequestMetrics, arrival_s: float) -> None:
+        self._metrics = metrics
+        self._arrival_s = arrival_s
+        self._last_token_s: float | None = None
+
+    def started(self, queue_time_s: float) -> None:
+        self._metrics.queue_time.observe(queue_time_s)
+
+    def tokens(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            return
+        now_s = time.monotonic()
+        if self._last_token_s is None:
+            self._metrics.time_to_first_token.observe(now_s - self._arrival_s)
+        else:
+            for _ in range(num_tokens):
+                self._metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
+        self._last_token_s = now_s
+
+    def finished(self, reason: str) -> None:
+        self._metrics.requests.labels(reason).inc()
+        self._metrics.e2e_request_latency.observe(time.monotonic() - self._arrival_s)
+
+
+def _rejection_reason(error: Exception) -> str:
+    match error:
+        case RequestError(code=str(code)):
+            return code
+        case RequestError():
+            return "invalid_request"
+        case QueueFull():
+            return "queue_full"
+        case EngineLoading():
+            return "loading"
+        case EngineDraining():
+            return "draining"
+        case EngineDied():
+            return "engine_dead"
+        case _:
+            return "internal_error"

@@ -1,0 +1,146 @@
+"""Runs the API process: binds, starts the engine, serves, and on SIGTERM drains and ends with exit code 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+import uvloop
+
+from forkpoint.configs.errors import EngineDied
+from forkpoint.configs.serving import ServerConfig
+from forkpoint.scheduler.client import EngineClient, EngineState
+from forkpoint.server.app import create_app
+from forkpoint.server.lifecycle import Lifecycle
+from forkpoint.server.listener import bind_listener, url_of
+from forkpoint.server.logs import configure_logging
+from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+
+# After the running streams were told to end: time for their last event to reach the clients.
+_FAREWELL_S = 2.0
+_ENGINE_CHECK_S = 1.0
+
+_log = structlog.stdlib.get_logger(__name__)
+
+
+def run_server(
+    config: ServerConfig,
+    engine: EngineClient,
+    tokenizer: TextTokenizer,
+    template: PromptTemplate | None,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. To be called in the main thread.
+
+    on_ready gets the URL once requests are served; from the bind until then they get 503.
+    Raises ConfigError if the address cannot be bound, ModelLoadError or EngineDied if the engine cannot be
+    started or gave up.
+    """
+    configure_logging(config.log_level, config.log_format)
+    listener = bind_listener(config.host, config.port)
+    with contextlib.closing(listener):
+        url = url_of(listener)
+        _log.info("listening", url=url)
+        announce = functools.partial(on_ready, url) if on_ready is not None else lambda: None
+        return uvloop.run(_serve(config, engine, tokenizer, template, listener, announce))
+
+
+async def _serve(
+    config: ServerConfig,
+    engine: EngineClient,
+    tokenizer: TextTokenizer,
+    template: PromptTemplate | None,
+    listener: socket.socket,
+    announce_ready: Callable[[], None],
+) -> int:
+    app = create_app(config, engine, tokenizer, template)
+    server = _SignalFreeServer(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,  # longer than the common proxies' 60 s, so that they close first
+            timeout_graceful_shutdown=int(_FAREWELL_S),
+        )
+    )
+    signals = _Signals()
+    http = asyncio.create_task(server.serve(sockets=[listener]))
+    await engine.start()
+    engine_watch = asyncio.create_task(_watch_engine(engine, announce_ready))
+    first_signal = asyncio.create_task(signals.first.wait())
+    try:
+        await asyncio.wait([http, engine_watch, first_signal], return_when=asyncio.FIRST_COMPLETED)
+        if engine_watch.done():
+            engine_watch.result()
+        await _drain(app.state.lifecycle, signals, config.shutdown_timeout_s)
+    finally:
+        first_signal.cancel()
+        engine_watch.cancel()
+        server.should_exit = True
+        server.force_exit = signals.second.is_set()
+        await asyncio.gather(http, engine_watch, first_signal, return_exceptions=True)
+        await engine.stop()
+    _log.info("stopped")
+    return 0
+
+
+async def _watch_engine(engine: EngineClient, announce_ready: Callable[[], None]) -> None:
+    """Ends only by raising: what wait_ready raises, or EngineDied if the engine gave up for good."""
+    info = await engine.wait_ready()
+    _log.info("ready", context_length=info.context_length, device=info.device, dtype=info.dtype)
+    announce_ready()
+    while engine.state is not EngineState.STOPPED:
+        await asyncio.sleep(_ENGINE_CHECK_S)
+    raise EngineDied("the engine ended too often and is not started again")
+
+
+async def _drain(lifecycle: Lifecycle, signals: _Signals, timeout_s: float) -> None:
+    """Refuse new requests; give running ones timeout_s, or until a second signal, and end them then."""
+    lifecycle.begin_draining()
+    _log.info("draining", timeout_s=timeout_s)
+    idle = asyncio.create_task(lifecycle.wait_idle())
+    second_signal = asyncio.create_task(signals.second.wait())
+    try:
+        await asyncio.wait([idle, second_signal], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not idle.done():
+            lifecycle.expire()
+            await asyncio.wait([idle], timeout=_FAREWELL_S)
+    finally:
+        idle.cancel()
+        second_signal.cancel()
+        await asyncio.gather(idle, second_signal, return_exceptions=True)
+
+
+class _Signals:
+    """The first SIGTERM or SIGINT asks to drain, the second to end now."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._receive)
+
+    def _receive(self) -> None:
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+
+
+class _SignalFreeServer(uvicorn.Server):
+    """uvicorn closes the listener at the first signal; here /ready must go on answering while it drains."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

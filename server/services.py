@@ -1,0 +1,53 @@
+"""Everything that the routes of one server share, built once by create_app."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from forkpoint.configs.errors import EngineLoading
+from forkpoint.configs.serving import ServerConfig
+from forkpoint.scheduler.client import EngineClient
+from forkpoint.scheduler.messages import EngineInfo
+from forkpoint.server.generation import Generator
+from forkpoint.server.lifecycle import Lifecycle
+from forkpoint.server.limits import Limits
+from forkpoint.server.request_metrics import RequestMetrics
+from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals of the HTTP layer. keep_alive_s: silence in a stream before a comment is sent."""
+
+    keep_alive_s: float = 10.0
+    body_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """created: Unix time at which the server started. template: None if the model has none."""
+
+    config: ServerConfig
+    engine: EngineClient
+    tokenizer: TextTokenizer
+    template: PromptTemplate | None
+    lifecycle: Lifecycle
+    generator: Generator
+    registry: CollectorRegistry
+    metrics: RequestMetrics
+    timing: Timing
+    created: int
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Raises EngineLoading until the engine has been ready once."""
+        info = self.engine.info
+        if info is None:
+            raise EngineLoading("the model is still loading", retry_after_s=2)
+        return info
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.engine_info)

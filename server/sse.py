@@ -1,0 +1,66 @@
+"""Server-sent events: pre-encoded frames, written by one stream that keeps a silent connection alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NoReturn
+
+import orjson
+from starlette.types import Send
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def encode_event(payload: Mapping[str, object]) -> bytes:
+    """One `data:` frame. JSON has no raw line breaks, so one line is always enough."""
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+class EventStream:
+    """The response of one streaming request. The status goes out with the first frame, not before:
+    until then an error can still become an HTTP error.
+
+    `send` waits while the client's socket is full, so nothing piles up here.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._writing = asyncio.Lock()  # the keep-alive task must not come between the start and a frame
+        self._last_write = asyncio.get_running_loop().time()
+        self.has_started = False
+        self._has_finished = False
+
+    async def write(self, frame: bytes) -> None:
+        async with self._writing:
+            if self._has_finished:  # a keep-alive that waited for the last frame to go out
+                return
+            if not self.has_started:
+                await self._send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+                self.has_started = True
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+            self._last_write = asyncio.get_running_loop().time()
+
+    async def finish(self) -> None:
+        """Write [DONE] and end the response."""
+        await self.write(DONE)
+        async with self._writing:
+            self._has_finished = True
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(self, interval_s: float) -> NoReturn:
+        """Write a comment whenever nothing was written for interval_s; proxies close silent connections."""
+        loop = asyncio.get_running_loop()
+        while True:
+            remaining_s = self._last_write + interval_s - loop.time()
+            if remaining_s > 0:
+                await asyncio.sleep(remaining_s)
+            else:
+                await self.write(KEEP_ALIVE)

@@ -1,0 +1,47 @@
+"""What the HTTP layer needs of tokenizer and chat template: the seam at which tests put doubles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Detokenizer(Protocol):
+    def push(self, token_ids: Sequence[int], /) -> str: ...
+    def finish(self) -> str: ...
+
+
+class TextTokenizer(Protocol):
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def max_token_characters(self) -> int:
+        """The longest text of one token: a text of n characters has at least n / this many tokens."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
+        """[n] int32. Blocks for long texts without the GIL: use a worker thread. BOS is not doubled."""
+        ...
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+
+class PromptTemplate(Protocol):
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; contents are strings or lists of text parts.
+
+        Raises RequestError if the template refuses the messages or template_kwargs sets reserved names.
+        """
+        ...
