@@ -40,7 +40,9 @@ class Tokenizer:
         self._bos_token = bos_token
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._vocab_size = 1 + max(vocabulary.values(), default=-1)
+        self._max_token_characters = max(map(len, vocabulary), default=1)
         # Filled as tokens come up: a table of 262,144 entries would take a second to build, a reply needs a
         # few hundred of them. Two threads may both fill an entry, with the same value.
         self._bytes_of: dict[int, bytes] = {}
@@ -71,6 +73,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest id that has a text; the model may have more rows than that."""
         return self._vocab_size
+
+    @property
+    def max_token_characters(self) -> int:
+        """The longest spelling of a token: n characters of text have at least n / this many tokens."""
+        return self._max_token_characters
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
