@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status; an error becomes one line and a hint, never a traceback."""
     try:
-        status = build_app()(arguments, result_action="return_value", exit_on_error=False)
-    except CycloptsError:
-        return USAGE_ERROR  # cyclopts has printed it through _one_line
+        status = build_app()(arguments, result_action="return_value", exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        _complain(" ".join(str(error).split()), None)
+        return USAGE_ERROR
     except (ConfigError, ModelLoadError) as error:
         _complain(str(error), error.hint)
         return USAGE_ERROR
@@ -72,7 +73,6 @@ def build_app() -> App:
         help="OpenAI-compatible inference server for hybrid-attention language models.",
         version=importlib.metadata.version("forkpoint"),
         config=layers.in_order,
-        error_formatter=_one_line,
         help_format="plaintext",
     )
 
@@ -109,10 +109,6 @@ def build_app() -> App:
         return print_environment()
 
     return app
-
-
-def _one_line(error: CycloptsError) -> str:
-    return f"forkpoint: error: {' '.join(str(error).split())}"
 
 
 def _complain(message: str, hint: str | None) -> None:

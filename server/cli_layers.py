@@ -22,8 +22,9 @@ from forkpoint.configs.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "FORKPOINT_"
 CONFIG_FLAG = "--config"
-# What ./dev reads itself; everything else with our prefix must be a setting.
-FOREIGN_VARIABLES = frozenset({"FORKPOINT_DEV_DEVICE"})
+CACHE_VARIABLE = "FORKPOINT_CACHE"
+# Read elsewhere: by cache_dir() below, and by ./dev. Everything else with our prefix should be a setting.
+OTHER_VARIABLES = frozenset({CACHE_VARIABLE, "FORKPOINT_DEV_DEVICE"})
 
 
 class Layers:
@@ -46,10 +47,11 @@ class Layers:
         )
 
     def _read_files(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        if CONFIG_FLAG not in arguments:
+        files = arguments.get(CONFIG_FLAG)
+        if files is None:  # a command without settings
             return
         _warn_of_unknown_variables(arguments)
-        names = [token.value for token in arguments[CONFIG_FLAG].tokens]
+        names = [token.value for token in files.tokens]
         # The last file wins, and the first to fill an argument keeps it.
         for name in reversed(names):
             path = find_config(name)
@@ -62,6 +64,14 @@ class Layers:
                 source = "command line" if token.source == "cli" else token.source
                 is_variable = source == "environment"
                 self.origins[argument.name] = f"{source} {token.keyword}" if is_variable else source
+
+
+def cache_dir() -> Path:
+    """Where converted models are kept: $FORKPOINT_CACHE, else forkpoint/ in the user's cache directory."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own).expanduser()
+    user = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user) if user else Path.home() / ".cache") / "forkpoint"
 
 
 def find_config(name: str) -> Path:
@@ -99,17 +109,16 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def add_settings(settings: Mapping[str, Any], source: str, arguments: ArgumentCollection) -> None:
     """Give `settings` to arguments that have no value yet. Raises ConfigError for a key that is no flag."""
-    flags = _flags(arguments) - {CONFIG_FLAG}
-    by_key = {flag.removeprefix("--"): flag for flag in flags}
+    by_key = {name.lstrip("-").lower(): name for name in _names(arguments) if name != CONFIG_FLAG}
     filled = {id(argument) for argument in arguments if argument.tokens}
     given: dict[int, str] = {}
     for key, value in settings.items():
-        flag = by_key.get(key.replace("_", "-"))
-        if flag is None:
+        name = by_key.get(key.replace("_", "-"))
+        if name is None:
             raise ConfigError(
                 f"{source} sets {key!r}, which is no setting", hint=_nearest(key.replace("_", "-"), by_key)
             )
-        argument = arguments[flag]
+        argument = arguments[name]
         if id(argument) in given:
             raise ConfigError(
                 f"{source} sets {given[id(argument)]!r} and {key!r}, which are the same", hint="keep one"
@@ -117,13 +126,18 @@ def add_settings(settings: Mapping[str, Any], source: str, arguments: ArgumentCo
         given[id(argument)] = key
         if id(argument) in filled:
             continue
+        _, is_repeatable = argument.token_count()
+        if isinstance(value, list) and not is_repeatable:
+            raise ConfigError(
+                f"{source} gives {key!r} a list; it takes one value", hint=f"write `{key}: value`"
+            )
         for index, text in enumerate(_texts(key, value, source)):
             argument.append(Token(keyword=key, value=text, source=source, index=index))
 
 
 def _warn_of_unknown_variables(arguments: ArgumentCollection) -> None:
     # A warning, not an error: Kubernetes sets FORKPOINT_SERVICE_HOST for a service that is called forkpoint.
-    known = {ENVIRONMENT_PREFIX + _variable(flag) for flag in _flags(arguments)} | FOREIGN_VARIABLES
+    known = {ENVIRONMENT_PREFIX + _variable(flag) for flag in _names(arguments)} | OTHER_VARIABLES
     for name in sorted(os.environ):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
             hint = _nearest(name, known)
@@ -140,9 +154,9 @@ def _texts(key: str, value: object, source: str) -> Iterable[str]:
         yield str(one)
 
 
-def _flags(arguments: ArgumentCollection) -> set[str]:
-    """Every long name, aliases too."""
-    return {name for argument in arguments for name in argument.names if name.startswith("--")}
+def _names(arguments: ArgumentCollection) -> set[str]:
+    """Every name of every setting, aliases too: `--page-size`, `--block-size`, `MODEL`."""
+    return {name for argument in arguments for name in argument.names}
 
 
 def _variable(flag: str) -> str:

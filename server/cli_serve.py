@@ -1,0 +1,84 @@
+"""`forkpoint serve`: finds the model, makes the parts of the server and joins them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import socket
+
+from forkpoint.configs.errors import ConfigError
+from forkpoint.configs.serving import ServerConfig
+from forkpoint.configs.settings import ServeSettings
+from forkpoint.configs.settings_mapping import check_settings, engine_config, server_config
+from forkpoint.scheduler.messages import LoadProgress
+from forkpoint.server.cli_layers import cache_dir
+from forkpoint.server.cli_progress import StartupProgress, startup_progress
+
+
+def serve_model(model: str, settings: ServeSettings) -> int:
+    """Serve until SIGTERM or Ctrl-C; returns the exit status.
+
+    Raises ConfigError or ModelLoadError for what the user can put right, before anything slow where possible.
+    """
+    check_settings(settings)
+    config = server_config(settings, model)
+    require_free_port(config.host, config.port)
+    with contextlib.closing(startup_progress()) as progress:
+        return _serve(model, settings, config, progress)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise ConfigError if nothing can listen there.
+
+    Asked before the model is fetched and loaded, because that takes long.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {host}: {error.strerror}", hint="--host 127.0.0.1") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} on {host} is in use", hint=f"--port {port + 1}, or --port 0 for any free one"
+            ) from error
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror}", hint="change --host or --port"
+        ) from error
+
+
+def ready_text(url: str, config: ServerConfig) -> str:
+    """What is printed once requests are taken: where the server is, and a request to try."""
+    key = ' -H "Authorization: Bearer $API_KEY"' if config.api_keys else ""
+    body = {"model": config.served_model_names[0], "prompt": "The capital of France is", "max_tokens": 16}
+    return (
+        f"\nForkpoint serves {config.served_model_names[0]} on {url}\n\n"
+        f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} \\\n"
+        f"    -d '{json.dumps(body)}'\n"
+    )
+
+
+def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: StartupProgress) -> int:
+    from forkpoint.model.resolve import resolve_model
+    from forkpoint.scheduler.process_client import ProcessEngine
+    from forkpoint.server.chat_template import ChatTemplate
+    from forkpoint.server.run import run_server
+    from forkpoint.server.text import Tokenizer
+
+    model_dir = resolve_model(model, cache_dir=cache_dir(), progress=progress.show, notice=progress.note)
+    engine = ProcessEngine(engine_config(settings, model_dir))
+    tokenizer = Tokenizer.load(model_dir)
+    template = ChatTemplate.load(model_dir, config.chat_template)
+
+    def show(step: LoadProgress) -> None:
+        progress.show(step.what, step.done, step.total)
+
+    def announce(url: str) -> None:
+        progress.close()
+        print(ready_text(url, config), flush=True)
+
+    engine.on_progress(show)
+    return run_server(config, engine, tokenizer, template, on_ready=announce)
