@@ -1,4 +1,4 @@
-"""What a model is, as data: one ModelConfig, one LayerSpec per layer, and how to read them from a checkpoint."""
+"""What a model is, as data: one ModelConfig with one LayerSpec per layer, read from a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding of the first `rotary_dim` dims of a head, halves rotated against each other."""
+    """Rotary position embedding of a head's first `rotary_dim` dims, halves rotated against each other."""
 
     theta: float
     rotary_dim: int

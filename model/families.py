@@ -1,4 +1,4 @@
-"""The model families: how each one's config.json becomes a ModelConfig, and what its tensors are called on disk.
+"""The model families: how config.json becomes a ModelConfig, and what the tensors are called on disk.
 
 This is the only place that knows a model by name. To add a family, add a row to FAMILIES.
 """
@@ -107,7 +107,7 @@ def read_config(model_dir: Path) -> ModelConfig:
 
 
 def _eos_token_ids(hf_config: Any, model_dir: Path) -> tuple[int, ...]:
-    """Ids of both files: instruction-tuned checkpoints name the end of a turn in generation_config.json only."""
+    """Ids of both files: some checkpoints name the end of a turn in generation_config.json only."""
     found: set[int] = set()
     sources = [hf_config.eos_token_id]
     generation_path = model_dir / "generation_config.json"

@@ -60,7 +60,7 @@ class KvPools:
         return self._slots[layer]
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the rows' keys [T, Hkv, k_dim] and values [T, Hkv, v_dim] at slots [T] int64, as the pool's dtype."""
+        """Store keys [T, Hkv, k_dim] and values [T, Hkv, v_dim] at slots [T] int64, in the pool's dtype."""
         pool = self._slots[layer]
         pool.keys.index_copy_(0, slots, keys.to(self.dtype))
         pool.values.index_copy_(0, slots, values.to(self.dtype))

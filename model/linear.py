@@ -36,7 +36,7 @@ class GatedMlp(Protocol):
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether oneDNN can hold packed weights of `dtype` here."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype == torch.float32 or (
         dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -109,7 +109,8 @@ class PackedGatedMlp:
         gate, up = gate_up.chunk(2)
         self._gate = torch.ops.mkldnn._reorder_linear_weight(gate)
         self._up = torch.ops.mkldnn._reorder_linear_weight(up)
-        self._gate_bias, self._up_bias = (None, None) if bias is None else bias.chunk(2)
+        self._gate_bias = None if bias is None else bias.chunk(2)[0]
+        self._up_bias = None if bias is None else bias.chunk(2)[1]
         self._down = down
         self._post_op, self._algorithm = _POST_OPS[activation]
 

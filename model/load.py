@@ -1,4 +1,4 @@
-"""Read a checkpoint from a directory of safetensors, strictly: whatever is missing, left over or misshapen is an error."""
+"""Read a checkpoint of safetensors strictly: what is missing, left over or misshapen is an error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from safetensors import SafetensorError, safe_open
 
 from forkpoint.configs.errors import ModelLoadError
 from forkpoint.model.config import ModelConfig, load_config
+from forkpoint.model.device import resolve_device, resolve_dtype
 from forkpoint.model.families import FAMILIES
 from forkpoint.model.weights import ModelWeights, Shape, build_weights, count_parameters, tensor_shapes
 
 Progress = Callable[[int, int], None]
 
 _FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
-_TRANSFERRED_HINT = "the file may be damaged or cut short; fetch the checkpoint again"
+_DAMAGED_HINT = "the file may be damaged or cut short; fetch the checkpoint again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +39,27 @@ class Model:
 def load_model(
     model_dir: Path,
     *,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: str = "auto",
+    device: str = "auto",
     progress: Progress | None = None,
 ) -> Model:
     """Load the checkpoint in model_dir (model.safetensors, or shards with an index).
 
-    progress is called with (tensors read, tensors in all). Peak memory is the result plus one layer.
-    Raises ModelLoadError that names the file or the tensor.
+    dtype, device: as --dtype and --device name them. progress is called with (tensors read, tensors in all).
+    Peak memory is the result plus one layer.
+    Raises ModelLoadError that names the file or the tensor, ConfigError for a wrong dtype or device.
     """
+    torch_device = resolve_device(device)
     config = load_config(model_dir)
+    torch_dtype = resolve_dtype(dtype, torch_device, config.checkpoint_dtype)
     with ExitStack() as open_files:
         checkpoint = _Checkpoint(model_dir, open_files)
         names = _match_names(config, checkpoint)
-        read = _Reader(checkpoint, names, dtype, device, progress)
+        read = _Reader(checkpoint, names, torch_dtype, torch_device, progress)
         weights = build_weights(config, read)
         if config.is_tied:
             _check_tied_head(config, checkpoint, names)
-    return Model(config, weights, dtype, device, count_parameters(config))
+    return Model(config, weights, torch_dtype, torch_device, count_parameters(config))
 
 
 class _Checkpoint:
@@ -68,7 +72,7 @@ class _Checkpoint:
             try:
                 file = open_files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as exc:
-                raise ModelLoadError(f"{path} cannot be read: {exc}", hint=_TRANSFERRED_HINT) from exc
+                raise ModelLoadError(f"{path} cannot be read: {exc}", hint=_DAMAGED_HINT) from exc
             for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
                 if name in self._file_of:
                     raise ModelLoadError(f"tensor {name} is in {self._path_of[name].name} and in {path.name}")
@@ -90,7 +94,7 @@ class _Checkpoint:
             tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         except (SafetensorError, OSError) as exc:
             raise ModelLoadError(
-                f"tensor {name} of {self._path_of[name]} cannot be read: {exc}", hint=_TRANSFERRED_HINT
+                f"tensor {name} of {self._path_of[name]} cannot be read: {exc}", hint=_DAMAGED_HINT
             ) from exc
         return tensor
 
@@ -153,7 +157,8 @@ def _match_names(config: ModelConfig, checkpoint: _Checkpoint) -> dict[str, str]
             raise ModelLoadError(f"tensor {on_disk} is missing from the checkpoint")
         if checkpoint.shape(on_disk) != shape:
             raise ModelLoadError(
-                f"tensor {on_disk} has shape {list(checkpoint.shape(on_disk))}; the configuration says {list(shape)}"
+                f"tensor {on_disk} has shape {list(checkpoint.shape(on_disk))}; "
+                f"the configuration says {list(shape)}"
             )
         if checkpoint.dtype(on_disk) not in _FLOAT_DTYPES:
             raise ModelLoadError(
@@ -171,7 +176,9 @@ def _match_names(config: ModelConfig, checkpoint: _Checkpoint) -> dict[str, str]
     )
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        raise ModelLoadError(f"the checkpoint has tensors that this model does not use: {', '.join(unused[:5])}{more}")
+        raise ModelLoadError(
+            f"the checkpoint has tensors that this model does not use: {', '.join(unused[:5])}{more}"
+        )
     return names
 
 

@@ -12,7 +12,7 @@ from forkpoint.model.config import LinearScaling, Llama3Scaling, RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of one step's positions, [T, 1, rotary_dim] each; sin's first half carries the minus sign."""
+    """cos and sin of a step's positions, [T, 1, rotary_dim] each; sin's first half carries the minus."""
 
     cos: torch.Tensor
     sin: torch.Tensor

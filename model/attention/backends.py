@@ -1,0 +1,32 @@
+"""Choose an attention backend by name."""
+
+from __future__ import annotations
+
+import torch
+
+from forkpoint.configs.errors import ConfigError
+from forkpoint.model.attention.base import AttentionBackend
+from forkpoint.model.attention.cpu import CpuBackend
+from forkpoint.model.attention.torch_reference import TorchReferenceBackend
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.kv import KvPools
+
+
+def make_backend(name: str, config: ModelConfig, pools: KvPools, device: torch.device) -> AttentionBackend:
+    """The backend called `name` (auto, torch, cpu). Raises ConfigError for others or if it cannot run."""
+    if name == "auto":
+        name = "cpu" if device.type == "cpu" else "torch"
+    if name == "torch":
+        return TorchReferenceBackend(config, pools, device)
+    if name == "cpu":
+        if device.type != "cpu":
+            raise ConfigError(
+                f"attention backend cpu cannot run on {device.type}",
+                hint="--attention-backend auto, or --device cpu",
+            )
+        return CpuBackend(config, pools)
+    if name == "flashinfer":
+        raise ConfigError("attention backend flashinfer is not built yet", hint="--attention-backend torch")
+    raise ConfigError(
+        f"attention backend {name!r} is unknown; known: auto, torch, cpu", hint="--attention-backend"
+    )

@@ -1,0 +1,76 @@
+"""The reference attention backend: sequence by sequence, in float32, plain enough to trust; any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from forkpoint.model.attention.base import Span, first_key, slots_between, spans
+from forkpoint.model.config import LayerSpec, ModelConfig
+from forkpoint.model.inputs import ForwardInput, Kind
+from forkpoint.model.kv import KvPools
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """slots: where keys [num_keys] lie. visible: [rows, num_keys] bool, key j is seen by row i."""
+
+    span: Span
+    slots: torch.Tensor
+    visible: torch.Tensor
+
+
+class TorchReferenceBackend:
+    """Scores of all rows and keys of a sequence at once, masked by position; the oracle of other backends."""
+
+    name = "torch"
+
+    def __init__(self, config: ModelConfig, pools: KvPools, device: torch.device) -> None:
+        self._config = config
+        self._pools = pools
+        self._device = device
+        self._planned: dict[Kind, list[_Sequence]] = {}
+
+    def plan(self, inputs: ForwardInput) -> None:
+        self._planned = {
+            kind: [self._plan_sequence(inputs, kind, index, span) for index, span in enumerate(spans(inputs))]
+            for kind in self._config.kinds
+        }
+
+    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+        spec = self._config.layers[layer]
+        pool = self._pools.slots(layer)
+        out = torch.empty((q.shape[0], spec.num_q_heads, spec.v_dim), dtype=q.dtype, device=q.device)
+        for sequence in self._planned[spec.kind]:
+            rows = slice(sequence.span.row_start, sequence.span.row_end)
+            keys = pool.keys[sequence.slots].float()
+            values = pool.values[sequence.slots].float()
+            out[rows] = _attend_sequence(q[rows].float(), keys, values, sequence.visible, spec).to(q.dtype)
+        return out
+
+    def _plan_sequence(self, inputs: ForwardInput, kind: Kind, index: int, span: Span) -> _Sequence:
+        window = self._config.window if kind == "swa" else None
+        # Keys that no row sees are left out, not masked: their slots may hold anything, and 0 * NaN is NaN.
+        lowest = first_key(span, window)
+        slots = slots_between(inputs, kind, index, lowest, span.end, self._pools.page_size)
+        q_positions = torch.arange(span.start, span.end)[:, None]
+        k_positions = torch.arange(lowest, span.end)[None, :]
+        visible = k_positions <= q_positions
+        if window is not None:
+            visible &= k_positions > q_positions - window
+        return _Sequence(span, torch.from_numpy(slots).to(self._device), visible.to(self._device))
+
+
+def _attend_sequence(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, spec: LayerSpec
+) -> torch.Tensor:
+    """q: [rows, Hq, k_dim], keys, values: [num_keys, Hkv, D]. Returns [rows, Hq, v_dim]."""
+    group = spec.num_q_heads // spec.num_kv_heads
+    keys = keys.repeat_interleave(group, dim=1)
+    values = values.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, keys) * spec.attention_scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), values)

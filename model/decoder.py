@@ -1,0 +1,121 @@
+"""The decoder: one forward pass of any configured model over one ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from forkpoint.model.attention.base import AttentionBackend
+from forkpoint.model.config import LayerSpec, RopeSpec
+from forkpoint.model.inputs import ForwardInput, Kind
+from forkpoint.model.kv import KvPools
+from forkpoint.model.load import Model
+from forkpoint.model.rope import Rotation, inverse_frequencies, rotate, rotation
+from forkpoint.model.weights import LayerWeights
+
+
+class Decoder:
+    """Runs a loaded model on its pools. Layers differ by their LayerSpec only."""
+
+    def __init__(self, model: Model, pools: KvPools, backend: AttentionBackend) -> None:
+        self._model = model
+        self._config = model.config
+        self._pools = pools
+        self._backend = backend
+        self._frequencies = {
+            layer.rope: inverse_frequencies(layer.rope).to(model.device)
+            for layer in model.config.layers
+            if layer.rope is not None
+        }
+        # Rounded to the weights' dtype as transformers does: sqrt(640) = 25.298 is 25.25 in bfloat16.
+        self._embedding_multiplier = torch.tensor(
+            model.config.embedding_multiplier, dtype=model.dtype, device=model.device
+        )
+
+    def logits(self, inputs: ForwardInput) -> torch.Tensor:
+        """Run the batch and write its KV. Returns the sample rows' logits, [S, V] float32."""
+        self._backend.plan(inputs)
+        batch = _copy_to_device(inputs, self._model.device)
+        rotations = {
+            rope: rotation(frequencies, batch.positions, self._model.dtype)
+            for rope, frequencies in self._frequencies.items()
+        }
+        x = F.embedding(batch.token_ids, self._model.weights.embedding)
+        if self._config.embedding_multiplier != 1.0:
+            x = x * self._embedding_multiplier
+        for index in range(self._config.num_layers):
+            x = self._layer(x, index, batch, rotations)
+        return self._head(x)
+
+    def _layer(
+        self, x: torch.Tensor, index: int, batch: _Batch, rotations: Mapping[RopeSpec, Rotation]
+    ) -> torch.Tensor:
+        spec = self._config.layers[index]
+        weights = self._model.weights.layers[index]
+        q, keys, values = _project(x, spec, weights, rotations)
+        self._pools.write(index, batch.write_slots[spec.kind], keys, values)
+        if index == self._config.num_layers - 1:
+            # Above the last KV only the sampled rows matter; a chunk that samples nothing ends here.
+            x = x.index_select(0, batch.sample_rows)
+            if not len(x):
+                return x
+            attended = self._backend.attend(q, index).index_select(0, batch.sample_rows)
+        else:
+            attended = self._backend.attend(q, index)
+        branch = weights.o(attended.flatten(1))
+        if weights.attention_output_norm is not None:
+            branch = weights.attention_output_norm(branch)
+        x = x + branch
+        branch = weights.mlp(weights.mlp_norm(x))
+        if weights.mlp_output_norm is not None:
+            branch = weights.mlp_output_norm(branch)
+        return x + branch
+
+    def _head(self, x: torch.Tensor) -> torch.Tensor:
+        if not len(x):
+            return torch.empty((0, self._config.vocab_size), device=x.device)
+        logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
+        if self._config.final_softcap is not None:
+            logits = self._config.final_softcap * torch.tanh(logits / self._config.final_softcap)
+        return logits
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A step on the device, all int64. token_ids, positions, write_slots: [T], sample_rows: [S]."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    sample_rows: torch.Tensor
+    write_slots: Mapping[Kind, torch.Tensor]
+
+
+def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:
+    kinds = tuple(inputs.tables)
+    arrays: list[NDArray[np.integer]] = [inputs.token_ids, inputs.positions, inputs.sample_rows]
+    arrays += [inputs.tables[kind].write_slots for kind in kinds]
+    # One copy for all of them: a copy per array would cost a launch each.
+    packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(device)
+    token_ids, positions, sample_rows, *write_slots = torch.split(packed, [len(array) for array in arrays])
+    return _Batch(token_ids, positions, sample_rows, dict(zip(kinds, write_slots, strict=True)))
+
+
+def _project(
+    x: torch.Tensor, spec: LayerSpec, weights: LayerWeights, rotations: Mapping[RopeSpec, Rotation]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q [T, Hq, k_dim], keys [T, Hkv, k_dim] (both normed and rotated), values [T, Hkv, v_dim]."""
+    qkv = weights.qkv(weights.attention_norm(x))
+    qk_dim = (spec.num_q_heads + spec.num_kv_heads) * spec.k_dim
+    # q and k side by side: one norm and one rotation for both.
+    qk = qkv[:, :qk_dim].view(len(x), -1, spec.k_dim)
+    if weights.qk_norm is not None:
+        qk = weights.qk_norm(qk)
+    if spec.rope is not None:
+        qk = rotate(qk, rotations[spec.rope])
+    values = qkv[:, qk_dim:].view(len(x), -1, spec.v_dim)
+    return qk[:, : spec.num_q_heads], qk[:, spec.num_q_heads :], values
