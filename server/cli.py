@@ -23,7 +23,7 @@ FAILURE = 1
 
 Model = Annotated[
     str,
-    Parameter(group=MODEL, help="demo, demo-chat, a local directory, a hub id, or a .gguf file."),
+    Parameter(group=MODEL, help="demo, a directory with config.json and safetensors, or a .gguf file."),
 ]
 ConfigFiles = Annotated[
     tuple[str, ...],

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from cyclopts import App, ArgumentCollection, Token
@@ -23,7 +23,7 @@ from forkpoint.configs.errors import ConfigError
 ENVIRONMENT_PREFIX = "FORKPOINT_"
 CONFIG_FLAG = "--config"
 CACHE_VARIABLE = "FORKPOINT_CACHE"
-# Read elsewhere: by cache_dir() below, and by ./dev. Everything else with our prefix should be a setting.
+# Read by `serve` and by ./dev. Everything else with our prefix should be a setting.
 OTHER_VARIABLES = frozenset({CACHE_VARIABLE, "FORKPOINT_DEV_DEVICE"})
 
 
@@ -43,11 +43,12 @@ class Layers:
         return (
             Env(ENVIRONMENT_PREFIX, command=False, show=False, source="environment"),
             self._read_files,
+            _refuse_fractions,
             self._record,
         )
 
     def _read_files(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        files = arguments.get(CONFIG_FLAG)
+        files = arguments.get(CONFIG_FLAG, None)
         if files is None:  # a command without settings
             return
         _warn_of_unknown_variables(arguments)
@@ -64,14 +65,6 @@ class Layers:
                 source = "command line" if token.source == "cli" else token.source
                 is_variable = source == "environment"
                 self.origins[argument.name] = f"{source} {token.keyword}" if is_variable else source
-
-
-def cache_dir() -> Path:
-    """Where converted models are kept: $FORKPOINT_CACHE, else forkpoint/ in the user's cache directory."""
-    if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own).expanduser()
-    user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else Path.home() / ".cache") / "forkpoint"
 
 
 def find_config(name: str) -> Path:
@@ -133,6 +126,28 @@ def add_settings(settings: Mapping[str, Any], source: str, arguments: ArgumentCo
             )
         for index, text in enumerate(_texts(key, value, source)):
             argument.append(Token(keyword=key, value=text, source=source, index=index))
+
+
+def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    # cyclopts rounds 2.5 to 2 where a whole number is wanted; nobody would see it.
+    for argument in arguments:
+        kinds = {argument.hint, *get_args(argument.hint)}
+        if int not in kinds or float in kinds:
+            continue
+        for token in argument.tokens:
+            if _is_number(token.value) and not token.value.lstrip("+-").isdecimal():
+                raise ConfigError(
+                    f"{token.keyword or argument.name} is {token.value}; it takes a whole number",
+                    hint=f"change {argument.name}",
+                )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _warn_of_unknown_variables(arguments: ArgumentCollection) -> None:

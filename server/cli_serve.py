@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import socket
+import os
+from pathlib import Path
 
-from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import check_settings, engine_config, server_config
 from forkpoint.scheduler.messages import LoadProgress
-from forkpoint.server.cli_layers import cache_dir
+from forkpoint.server.cli_layers import CACHE_VARIABLE
 from forkpoint.server.cli_progress import StartupProgress, startup_progress
+from forkpoint.server.listener import bind_listener
 
 
 def serve_model(model: str, settings: ServeSettings) -> int:
@@ -23,31 +23,10 @@ def serve_model(model: str, settings: ServeSettings) -> int:
     """
     check_settings(settings)
     config = server_config(settings, model)
-    require_free_port(config.host, config.port)
+    # Fetching and loading take long; a port that is taken should be said before.
+    bind_listener(config.host, config.port).close()
     with contextlib.closing(startup_progress()) as progress:
         return _serve(model, settings, config, progress)
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Raise ConfigError if nothing can listen there.
-
-    Asked before the model is fetched and loaded, because that takes long.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except socket.gaierror as error:
-        raise ConfigError(f"--host {host}: {error.strerror}", hint="--host 127.0.0.1") from error
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {host} is in use", hint=f"--port {port + 1}, or --port 0 for any free one"
-            ) from error
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}", hint="change --host or --port"
-        ) from error
 
 
 def ready_text(url: str, config: ServerConfig) -> str:
@@ -62,13 +41,15 @@ def ready_text(url: str, config: ServerConfig) -> str:
 
 
 def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: StartupProgress) -> int:
-    from forkpoint.model.resolve import resolve_model
+    from forkpoint.model.resolve import default_cache_dir, resolve_model
     from forkpoint.scheduler.process_client import ProcessEngine
     from forkpoint.server.chat_template import ChatTemplate
     from forkpoint.server.run import run_server
     from forkpoint.server.text import Tokenizer
 
-    model_dir = resolve_model(model, cache_dir=cache_dir(), progress=progress.show, notice=progress.note)
+    own_cache = os.environ.get(CACHE_VARIABLE)
+    cache_dir = Path(own_cache).expanduser() if own_cache else default_cache_dir(dict(os.environ))
+    model_dir = resolve_model(model, cache_dir=cache_dir, progress=progress.show, notice=progress.note)
     engine = ProcessEngine(engine_config(settings, model_dir))
     tokenizer = Tokenizer.load(model_dir)
     template = ChatTemplate.load(model_dir, config.chat_template)

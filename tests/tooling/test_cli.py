@@ -1,0 +1,277 @@
+"""The command line: which settings it takes, which layer wins, what it refuses, and in what words."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from forkpoint.configs.errors import ConfigError
+from forkpoint.configs.settings import ServeSettings
+from forkpoint.configs.settings_mapping import (
+    check_settings,
+    default_model_name,
+    engine_config,
+    server_config,
+)
+from forkpoint.server.cli import run
+
+# Every flag and alias of the published interface, with a value that is accepted.
+FLAGS = """
+--host 0.0.0.0
+--port 9000
+--served-model-name mine
+--api-key secret
+--device cpu
+--dtype float32
+--kv-cache-dtype bfloat16
+--quantization none
+--attention-backend torch
+--context-length 4096
+--max-model-len 4096
+--page-size 4
+--block-size 4
+--max-running-requests 3
+--max-num-seqs 3
+--max-queued-requests 7
+--chunked-prefill-size 128
+--max-num-batched-tokens 128
+--kv-cache-memory-bytes 1000000
+--mem-fraction-static 0.5
+--gpu-memory-utilization 0.5
+--max-total-tokens 2048
+--swa-total-tokens 1024
+--swa-full-tokens-ratio 0.5
+--disable-radix-cache
+--retention branch
+--retention tail
+--radix-eviction-policy lru
+--disable-rebuild
+--grammar-backend llguidance
+--tp-size 1
+--tensor-parallel-size 1
+--log-level debug
+--log-format json
+--shutdown-timeout 5
+"""
+
+UNBUILT = """
+--retention anchors
+--radix-eviction-policy cost
+--rebuild-depth exact
+--quantization int8
+--attention-backend flashinfer
+--tp-size 2
+--tool-call-parser hermes
+--reasoning-parser qwen3
+--grammar-backend xgrammar
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FORKPOINT_")]:
+        monkeypatch.delenv(name)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, tuple[str, str]]:
+    """show-config's rows: setting to (value, origin)."""
+    assert run(["show-config", *arguments]) == 0
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()[1:]]
+    return {setting: (value, origin.strip()) for setting, value, origin in rows}
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a refused command prints to stderr: always status 2, one line and perhaps a hint, no traceback."""
+    assert run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, *rest = captured.err.splitlines()
+    assert first.startswith("forkpoint: error: ")
+    assert [line.split()[0] for line in rest] in ([], ["hint:"])
+    return captured.err
+
+
+@pytest.mark.parametrize("flag", FLAGS.strip().splitlines())
+def test_the_flag_is_taken(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = shown(capsys, *flag.split())
+    assert [row for row in rows.values() if row[1] == "command line"]
+
+
+@pytest.mark.parametrize("flag", UNBUILT.strip().splitlines())
+def test_what_is_not_built_is_refused_by_name(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{flag} is not built yet" in refusal(capsys, "serve", *flag.split())
+
+
+def test_defaults_are_the_best_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = shown(capsys)
+    assert rows["MODEL"] == ("demo", "default")
+    assert rows["--retention"] == ("branch", "default")
+    assert rows["--radix-eviction-policy"] == ("lru", "default")
+    assert rows["--context-length"] == ("auto", "default")
+    assert {origin for _, origin in rows.values()} == {"default"}
+
+
+def test_each_layer_wins_over_the_ones_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("port: 1\npage-size: 1\nmax-model-len: 1\nhost: a\nmodel: m\n")
+    second.write_text("port: 2\npage_size: 2\ncontext-length: 2\n")
+    monkeypatch.setenv("FORKPOINT_PORT", "3")
+    monkeypatch.setenv("FORKPOINT_BLOCK_SIZE", "3")
+
+    rows = shown(capsys, "--config", str(first), "--config", str(second), "--port", "4")
+
+    assert rows["--port"] == ("4", "command line")
+    assert rows["--page-size"] == ("3", "environment FORKPOINT_BLOCK_SIZE")
+    assert rows["--context-length"] == ("2", str(second))
+    assert rows["--host"] == ("a", str(first))
+    assert rows["MODEL"] == ("m", str(first))
+
+
+def test_files_may_be_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("port: 5\n")
+    monkeypatch.setenv("FORKPOINT_CONFIG", str(tmp_path / "mine.yaml"))
+    assert shown(capsys)["--port"] == ("5", str(tmp_path / "mine.yaml"))
+
+
+def test_a_preset_is_named_without_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    value, origin = shown(capsys, "--config", "low-memory")["--max-total-tokens"]
+    assert value != "auto"
+    assert origin.endswith("configs/low-memory.yaml")
+
+
+def test_keys_are_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text("api-key: [topsecret, secretagain]\n")
+    assert run(["show-config", "--config", str(tmp_path / "mine.yaml")]) == 0
+    output = capsys.readouterr()
+    assert "secret" not in output.out + output.err
+    assert "********, ********" in output.out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("page-sze: 4", "did you mean page-size?"),
+        ("config: other.yaml", "'config', which is no setting"),
+        ("page-size: [1, 2]", "gives 'page-size' a list"),
+        ("page-size:", "gives 'page-size' no plain value"),
+        ("page-size: {a: 1}", "gives 'page-size' no plain value"),
+        ("page-size: 2.5", "page-size is 2.5; it takes a whole number"),
+        ("page-size: 0", "--page-size is 0; it must be at least 1"),
+        ("disable-radix-cache: perhaps", 'unable to convert "perhaps" into bool'),
+        ("page-size: 4\nblock-size: 4", "which are the same"),
+        ("[1, 2]", "holds a list, not settings"),
+        ("a: [", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    answer = refusal(capsys, "show-config", "--config", str(path))
+    assert message in answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["chat"], 'Unknown command "chat"'),
+        (["serve", "--prot", "1"], "Did you mean --port?"),
+        (["serve", "--port", "http"], 'unable to convert "http" into int'),
+        (["serve", "--port", "65536"], "--port is 65536; it must be 0 to 65535"),
+        (["serve", "--device", "tpu"], '"tpu" for --device'),
+        (["serve", "--context-length", "1e3"], "it takes a whole number"),
+        (["serve", "--mem-fraction-static", "nan"], "--mem-fraction-static is nan"),
+        (["serve", "--mem-fraction-static", "1.5"], "must be above 0 and at most 1"),
+        (["serve", "--shutdown-timeout", "inf"], "--shutdown-timeout is inf"),
+        (["serve", "--swa-total-tokens", "9", "--swa-full-tokens-ratio", "0.5"], "both set"),
+        (["serve", "--chat-template", "/does/not/exist"], "--chat-template /does/not/exist is not a file"),
+        (["serve", "--api-key-file", "/does/not/exist"], "--api-key-file /does/not/exist cannot be read"),
+        (["serve", "--api-key", ""], "an API key is empty"),
+        (["show-config", "--config", "tiny"], "presets are: low-memory"),
+        (["serve", "one", "two"], "two"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(capsys, *arguments)
+
+
+def test_a_misspelt_variable_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORKPOINT_PAGESIZE", "4")
+    assert run(["show-config"]) == 0
+    assert "did you mean FORKPOINT_PAGE_SIZE?" in capsys.readouterr().err
+
+
+def test_a_taken_port_is_said_before_the_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        answer = refusal(capsys, "serve", "/does/not/exist", "--port", str(port))
+    assert f"port {port} on 127.0.0.1 is in use" in answer
+    assert "--port" in answer.splitlines()[1]
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+def test_check_env_finds_this_environment_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check-env"]) == 0
+    output = capsys.readouterr().out
+    assert "torch" in output
+    assert "MISSING" not in output
+
+
+def test_auto_leaves_the_choice_to_the_engine() -> None:
+    config = engine_config(ServeSettings(), Path("model"))
+    assert config.context_length is None
+    assert config.mem_fraction_static is None
+    assert config.enable_radix_cache
+
+
+def test_settings_reach_the_engine() -> None:
+    pools = engine_config(ServeSettings(max_total_tokens=100, swa_total_tokens=50), Path("model"))
+    assert (pools.full_tokens, pools.swa_tokens) == (100, 50)
+    cache = engine_config(ServeSettings(disable_radix_cache=True, retention="tail"), Path("model"))
+    assert (cache.enable_radix_cache, cache.retention) == (False, "tail")
+
+
+def test_keys_come_from_flags_and_from_a_file(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# ours\none\n\n  two  \n")
+    config = server_config(ServeSettings(api_key=("zero",), api_key_file=keys), "demo")
+    assert config.api_keys == ("zero", "one", "two")
+
+
+def test_a_key_file_without_keys_does_not_open_the_server(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# nothing yet\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        server_config(ServeSettings(api_key_file=tmp_path / "keys"), "demo")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("demo", "demo"),
+        ("google/gemma-3-270m", "gemma-3-270m"),
+        ("/models/mine/", "mine"),
+        ("x/y.gguf", "y.gguf"),
+    ],
+)
+def test_a_model_is_called_by_its_last_part(model: str, name: str) -> None:
+    assert default_model_name(model) == name
+
+
+def test_disable_rebuild_is_true_already() -> None:
+    check_settings(ServeSettings(disable_rebuild=True))
