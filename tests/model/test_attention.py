@@ -1,0 +1,259 @@
+"""Attention backends agree with each other on any ragged batch, and with a sum over keys written out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forkpoint.configs.errors import ConfigError
+from forkpoint.model.attention.backends import make_backend
+from forkpoint.model.attention.base import AttentionBackend
+from forkpoint.model.attention.cpu import CpuBackend
+from forkpoint.model.attention.torch_reference import TorchReferenceBackend
+from forkpoint.model.config import LayerSpec, ModelConfig
+from forkpoint.model.inputs import ForwardInput, KindTable
+from forkpoint.model.kv import KvPools
+
+CPU = torch.device("cpu")
+WINDOW = 7
+
+
+def _config(*, num_q_heads: int, num_kv_heads: int, softcap: float | None = None) -> ModelConfig:
+    """One full and one sliding layer; k_dim and v_dim differ."""
+    full = LayerSpec(
+        window=None,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        k_dim=12,
+        v_dim=8,
+        rope=None,
+        attention_scale=0.31,
+        mlp_dim=1,
+        softcap=softcap,
+    )
+    return ModelConfig(
+        family="test",
+        vocab_size=1,
+        hidden_size=1,
+        layers=(full, replace(full, window=WINDOW)),
+        norm="rms",
+        norm_eps=1e-6,
+        is_tied=True,
+        context_length=1000,
+        eos_token_ids=(),
+        checkpoint_dtype="float32",
+    )
+
+
+@dataclass(frozen=True)
+class _World:
+    """Random pools with NaN wherever no row may look, and a batch over them."""
+
+    config: ModelConfig
+    pools: KvPools
+    inputs: ForwardInput
+    q: torch.Tensor
+
+    def attend(self, backend: AttentionBackend, layer: int) -> torch.Tensor:
+        backend.plan(self.inputs)
+        return backend.attend(self.q, layer)
+
+
+def _world(
+    config: ModelConfig,
+    spans: list[tuple[int, int]],
+    *,
+    page_size: int,
+    num_kept_pages: int = 0,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> _World:
+    """spans: (start, number of rows) of each sequence. num_kept_pages: SWA pages below the needed."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    num_pages = 1 + sum(-(-(start + rows) // page_size) for start, rows in spans)
+    pools = KvPools(
+        config,
+        num_pages={"full": num_pages, "swa": num_pages},
+        page_size=page_size,
+        dtype=dtype,
+        device=CPU,
+    )
+    for layer in pools.layers:
+        layer.keys.fill_(torch.nan)
+        layer.values.fill_(torch.nan)
+    tables = {}
+    for layer_index, kind in enumerate(config.kinds):
+        free = list(rng.permutation(np.arange(1, num_pages)))
+        indptr, pages, first_positions, last_lens = [0], [], [], []
+        for start, rows in spans:
+            end = start + rows
+            lowest = max(0, start - WINDOW + 1) if kind == "swa" else 0
+            first_page = max(0, lowest // page_size - num_kept_pages)
+            listed = [int(free.pop()) for _ in range(first_page, -(-end // page_size))]
+            for position in range(lowest, end):
+                page = listed[position // page_size - first_page]
+                slot = page * page_size + position % page_size
+                for tensor in (pools.slots(layer_index).keys, pools.slots(layer_index).values):
+                    tensor[slot] = torch.randn(tensor.shape[1:], generator=generator).to(dtype)
+            pages += listed
+            indptr.append(len(pages))
+            first_positions.append(first_page * page_size)
+            last_lens.append((end - 1) % page_size + 1)
+        tables[kind] = KindTable(
+            np.array(indptr, dtype=np.int32),
+            np.array(pages, dtype=np.int32),
+            np.array(first_positions, dtype=np.int32),
+            np.array(last_lens, dtype=np.int32),
+            np.zeros(sum(rows for _, rows in spans), dtype=np.int64),
+        )
+    positions = [position for start, rows in spans for position in range(start, start + rows)]
+    inputs = ForwardInput(
+        token_ids=np.zeros(len(positions), dtype=np.int32),
+        positions=np.array(positions, dtype=np.int32),
+        q_indptr=np.cumsum([0] + [rows for _, rows in spans], dtype=np.int32),
+        full_hits=np.zeros(len(spans), dtype=np.int32),
+        tables=tables,
+        sample_rows=np.zeros(0, dtype=np.int64),
+    )
+    q = torch.randn(
+        (len(positions), config.layers[0].num_q_heads, config.layers[0].k_dim), generator=generator
+    )
+    return _World(config, pools, inputs, q.to(dtype))
+
+
+def _summed_by_hand(world: _World, layer: int, row: int, head: int) -> torch.Tensor:
+    """softmax(q k) v as loops over positions, straight from the meaning of the page table. [v_dim]."""
+    spec = world.config.layers[layer]
+    table = world.inputs.tables[spec.kind]
+    sequence = int(np.searchsorted(world.inputs.q_indptr, row, side="right")) - 1
+    position = int(world.inputs.positions[row])
+    pages = table.kv_pages[table.kv_indptr[sequence] :]
+    first = int(table.first_position[sequence])
+    page_size = world.pools.page_size
+    kv_head = head // (spec.num_q_heads // spec.num_kv_heads)
+    weights, values = [], []
+    for key_position in range(position + 1):
+        if spec.window is not None and position - key_position >= spec.window:
+            continue
+        page = int(pages[(key_position - first) // page_size])
+        key = world.pools.layers[layer].keys[page, key_position % page_size, kv_head].float()
+        score = float(world.q[row, head].float() @ key) * spec.attention_scale
+        if spec.softcap is not None:
+            score = spec.softcap * math.tanh(score / spec.softcap)
+        weights.append(math.exp(score))
+        values.append(world.pools.layers[layer].values[page, key_position % page_size, kv_head].float())
+    total = sum(weights)
+    return torch.stack([w / total * v for w, v in zip(weights, values, strict=True)]).sum(dim=0)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_reference_equals_a_sum_over_keys(layer: int, softcap: float | None) -> None:
+    config = _config(num_q_heads=4, num_kv_heads=2, softcap=softcap)
+    world = _world(config, [(0, 9), (20, 1), (11, 3)], page_size=4)
+    result = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
+    for row in range(13):
+        for head in range(4):
+            expected = _summed_by_hand(world, layer, row, head)
+            torch.testing.assert_close(result[row, head], expected, atol=2e-6, rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 40))), min_size=1, max_size=6
+    ),
+    page_size=st.sampled_from([1, 3, 4, 16]),
+    tile_rows=st.sampled_from([1, 4, 8, 64]),
+    heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
+    num_kept_pages=st.integers(0, 2),
+    softcap=st.sampled_from([None, 2.0]),
+)
+def test_cpu_backend_equals_the_reference(
+    spans: list[tuple[int, int]],
+    page_size: int,
+    tile_rows: int,
+    heads: tuple[int, int],
+    num_kept_pages: int,
+    softcap: float | None,
+) -> None:
+    config = _config(num_q_heads=heads[0], num_kv_heads=heads[1], softcap=softcap)
+    world = _world(config, spans, page_size=page_size, num_kept_pages=num_kept_pages)
+    for layer in (0, 1):
+        expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
+        result = world.attend(CpuBackend(config, world.pools, tile_rows), layer)
+        # Sums of up to 190 terms in float32, in another order.
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+
+
+def test_cpu_backend_in_bfloat16_is_close_to_the_reference() -> None:
+    config = _config(num_q_heads=4, num_kv_heads=2)
+    world = _world(config, [(30, 50), (100, 1), (3, 1), (90, 1)], page_size=4, dtype=torch.bfloat16)
+    for layer in (0, 1):
+        expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
+        result = world.attend(CpuBackend(config, world.pools), layer)
+        # bfloat16 keeps 8 bits: values near 1 are rounded by up to 4e-3, several times on the way.
+        assert float((result - expected).float().abs().mean()) < 4e-3
+
+
+def test_chunks_at_multiples_of_the_tile_give_the_same_bits() -> None:
+    """Tiles lie at absolute positions, so that a rebuild can repeat a prefill exactly."""
+    config = _config(num_q_heads=4, num_kv_heads=1)
+    whole = _world(config, [(0, 64)], page_size=4)
+    expected = [whole.attend(CpuBackend(config, whole.pools, 16), layer) for layer in (0, 1)]
+    later = replace(
+        whole,
+        inputs=replace(
+            whole.inputs,
+            token_ids=whole.inputs.token_ids[32:],
+            positions=whole.inputs.positions[32:],
+            q_indptr=np.array([0, 32], dtype=np.int32),
+        ),
+        q=whole.q[32:],
+    )
+    for layer in (0, 1):
+        assert torch.equal(later.attend(CpuBackend(config, whole.pools, 16), layer), expected[layer][32:])
+
+
+def test_table_that_starts_above_the_window_is_caught() -> None:
+    config = _config(num_q_heads=4, num_kv_heads=2)
+    world = _world(config, [(20, 1)], page_size=1)
+    short = replace(
+        world.inputs.tables["swa"],
+        kv_pages=world.inputs.tables["swa"].kv_pages[1:],
+        kv_indptr=np.array([0, WINDOW - 1], dtype=np.int32),
+        first_position=world.inputs.tables["swa"].first_position + 1,
+    )
+    wrong = replace(world, inputs=replace(world.inputs, tables={**world.inputs.tables, "swa": short}))
+    with pytest.raises(AssertionError, match="swa table of sequence 0"):
+        wrong.attend(CpuBackend(config, world.pools), 1)
+
+
+def test_backend_is_chosen_by_name() -> None:
+    config = _config(num_q_heads=4, num_kv_heads=2)
+    pools = _world(config, [(0, 1)], page_size=4).pools
+    names = {name: make_backend(name, config, pools, CPU).name for name in ("auto", "cpu", "torch")}
+    assert names == {"auto": "cpu", "cpu": "cpu", "torch": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [
+        ("flashinfer", CPU, "flashinfer is not built yet"),
+        ("triton", CPU, "'triton' is unknown"),
+        ("cpu", torch.device("cuda"), "cannot run on cuda"),
+    ],
+)
+def test_backend_that_cannot_run_is_refused_by_name(name: str, device: torch.device, message: str) -> None:
+    config = _config(num_q_heads=4, num_kv_heads=2)
+    pools = _world(config, [(0, 1)], page_size=4).pools
+    with pytest.raises(ConfigError, match=message) as error:
+        make_backend(name, config, pools, device)
+    assert error.value.hint is not None and "--attention-backend" in error.value.hint

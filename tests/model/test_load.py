@@ -1,0 +1,233 @@
+"""Loading is strict: every missing, unused, misshapen or damaged tensor is an error that names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.tiny_checkpoints import save_tiny_checkpoint
+
+from forkpoint.configs.errors import ConfigError, ModelLoadError
+from forkpoint.model.config import LinearScaling, Llama3Scaling, load_config
+from forkpoint.model.load import load_model
+
+Checkpoints = Mapping[str, Path]
+Tensors = dict[str, torch.Tensor]
+
+
+def _copy(source: Path, target: Path, *, edit_tensors: Callable[[Tensors], None] | None = None) -> Path:
+    shutil.copytree(source, target)
+    if edit_tensors is not None:
+        tensors = load_file(target / "model.safetensors")
+        edit_tensors(tensors)
+        save_file(tensors, target / "model.safetensors")
+    return target
+
+
+def _edit_json(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    content.update(changes)
+    path.write_text(json.dumps(content))
+
+
+def test_config_of_gemma3_is_read_in_full(checkpoints: Checkpoints) -> None:
+    config = load_config(checkpoints["gemma3"])
+    assert config.layer_pattern == "SSSSSFSF"
+    assert (config.kinds, config.window) == (("full", "swa"), 12)
+    assert (config.eos_token_ids, config.context_length) == ((1, 106), 512)
+    assert (config.is_tied, config.final_softcap, config.embedding_multiplier) == (True, 30.0, 8.0)
+    sliding, full = config.layers[0], config.layers[5]
+    assert sliding.rope is not None and full.rope is not None
+    assert (sliding.rope.theta, sliding.rope.scaling) == (1000.0, None)
+    assert (full.rope.theta, full.rope.scaling) == (50000.0, LinearScaling(8.0))
+    assert sliding.attention_scale == 24**-0.5
+    # 2 full layers, 2 KV heads, 32 + 32 dims, 4 bytes
+    assert config.kv_bytes_per_token("full", torch.float32) == 2 * 2 * 64 * 4
+    assert config.kv_bytes_per_token("swa", torch.bfloat16) == 6 * 2 * 64 * 2
+
+
+def test_config_of_llama_has_no_window(checkpoints: Checkpoints) -> None:
+    config = load_config(checkpoints["llama"])
+    assert (config.kinds, config.window, config.is_tied) == (("full",), None, False)
+    assert config.layers[0].rope is not None
+    assert config.layers[0].rope.scaling == Llama3Scaling(4.0, 1.0, 4.0, 64)
+    assert config.kv_bytes_per_token("swa", torch.float32) == 0
+
+
+def test_end_of_text_ids_of_both_files_count(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy")
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load_config(copy).eos_token_ids == (1, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba2"}, "architecture 'mamba2'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"hidden_activation": "relu"}, "activation 'relu'"),
+        ({"layer_types": ["chunked_attention"] * 8}, "chunked_attention"),
+    ],
+)
+def test_unsupported_configurations_are_named(
+    checkpoints: Checkpoints, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    copy = _copy(checkpoints["gemma3"], tmp_path / "copy")
+    _edit_json(copy / "config.json", **changes)
+    with pytest.raises(ModelLoadError, match=message):
+        load_config(copy)
+
+
+def test_unsupported_rope_scaling_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    copy = _copy(checkpoints["llama"], tmp_path / "copy")
+    _edit_json(
+        copy / "config.json", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    )
+    with pytest.raises(ModelLoadError, match="'dynamic'"):
+        load_config(copy)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense"])
+def test_broken_config_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_directory_without_a_model_is_an_error(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        load_model(tmp_path)
+    shutil.copy(checkpoints["llama"] / "config.json", tmp_path)
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors nor"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.3.self_attn.q_norm.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.7.self_attn.o_proj.bias",
+        "model.norm.weight",
+        "model.embed_tokens.weight",
+    ],
+)
+def test_missing_tensor_is_named(checkpoints: Checkpoints, tmp_path: Path, name: str) -> None:
+    def remove(tensors: Tensors) -> None:
+        del tensors[name]
+
+    copy = _copy(checkpoints["gemma3"], tmp_path / "copy", edit_tensors=remove)
+    with pytest.raises(ModelLoadError, match=f"{name} is missing"):
+        load_model(copy)
+
+
+def test_unused_tensor_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def add_sinks(tensors: Tensors) -> None:
+        tensors["model.layers.2.self_attn.sinks"] = torch.zeros(4)
+
+    copy = _copy(checkpoints["gemma3"], tmp_path / "copy", edit_tensors=add_sinks)
+    with pytest.raises(ModelLoadError, match=r"does not use: model\.layers\.2\.self_attn\.sinks"):
+        load_model(copy)
+
+
+def test_rope_tables_of_old_llama_checkpoints_are_ignored(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def add_rope_table(tensors: Tensors) -> None:
+        tensors["model.layers.2.self_attn.rotary_emb.inv_freq"] = torch.zeros(16)
+
+    load_model(_copy(checkpoints["llama"], tmp_path / "copy", edit_tensors=add_rope_table))
+
+
+def test_wrong_shape_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def cut(tensors: Tensors) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"][:-1]
+
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy", edit_tensors=cut)
+    with pytest.raises(
+        ModelLoadError, match=r"layers\.1\.mlp\.up_proj\.weight has shape \[95, 64\].*\[96, 64\]"
+    ):
+        load_model(copy)
+
+
+def test_integer_weights_are_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def quantise(tensors: Tensors) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].to(
+            torch.int8
+        )
+
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy", edit_tensors=quantise)
+    with pytest.raises(ModelLoadError, match=r"layers\.1\.mlp\.up_proj\.weight is I8"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, 10_000, -1])
+def test_truncated_file_is_named(checkpoints: Checkpoints, tmp_path: Path, kept_bytes: int) -> None:
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy")
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
+        load_model(copy)
+
+
+def test_stored_head_of_a_tied_model_must_be_the_embedding(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def store_head(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def store_other_head(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+    load_model(_copy(checkpoints["qwen3"], tmp_path / "same", edit_tensors=store_head))
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight differs from the embedding"):
+        load_model(_copy(checkpoints["qwen3"], tmp_path / "other", edit_tensors=store_other_head))
+
+
+def test_sharded_checkpoint_equals_a_single_file(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    sharded = save_tiny_checkpoint("llama", tmp_path / "sharded", max_shard_size="200KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    probe = torch.randn(5, 64)
+    whole = load_model(checkpoints["llama"], dtype="float32", device="cpu")
+    parts = load_model(sharded, dtype="float32", device="cpu")
+    assert torch.equal(whole.weights.embedding, parts.weights.embedding)
+    for a, b in zip(whole.weights.layers, parts.weights.layers, strict=True):
+        assert torch.equal(a.qkv(probe), b.qkv(probe))
+        assert torch.equal(a.mlp(probe), b.mlp(probe))
+    assert torch.equal(whole.weights.lm_head(probe), parts.weights.lm_head(probe))
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    sharded = save_tiny_checkpoint("llama", tmp_path / "sharded", max_shard_size="200KB")
+    lost = sorted(sharded.glob("*.safetensors"))[1]
+    lost.unlink()
+    with pytest.raises(ModelLoadError, match=lost.name):
+        load_model(sharded)
+
+
+def test_progress_counts_every_tensor_once(checkpoints: Checkpoints) -> None:
+    reports: list[tuple[int, int]] = []
+    model = load_model(checkpoints["llama"], progress=lambda done, total: reports.append((done, total)))
+    total = len(load_file(checkpoints["llama"] / "model.safetensors"))
+    assert reports == [(done, total) for done in range(1, total + 1)]
+    assert model.num_parameters == sum(
+        tensor.numel() for tensor in load_file(checkpoints["llama"] / "model.safetensors").values()
+    )
+
+
+def test_unknown_dtype_and_device_name_the_flag(checkpoints: Checkpoints) -> None:
+    with pytest.raises(ConfigError, match="float8") as error:
+        load_model(checkpoints["llama"], dtype="float8")
+    assert error.value.hint == "--dtype"
+    with pytest.raises(ConfigError, match="tpu"):
+        load_model(checkpoints["llama"], device="tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="states what happens where there is no CUDA device")
+def test_cuda_without_a_device_is_a_clear_error(checkpoints: Checkpoints) -> None:
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        load_model(checkpoints["llama"], device="cuda")
