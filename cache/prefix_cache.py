@@ -140,6 +140,20 @@ class PrefixCache:
         size = self.geometry.page_size
         return Match(namespace, full * size, resume * size, tuple(path), self._version)
 
+    def pages_to_lock(self, match: Match) -> tuple[int, int]:
+        """Full and SWA pages that acquire(match) would take out of what can be evicted."""
+        full_end = match.full_len // self.geometry.page_size
+        full = sum(
+            min(node.num_pages, full_end - node.start_page) for node in match.path if node.pins == 0
+        )
+        if self._swa is None or not match.path:
+            return full, 0
+        resume = match.resume_len // self.geometry.page_size
+        return full, self._swa.num_unlocked(match.path[-1], self._first_borrowed(resume), resume)
+
+    def _first_borrowed(self, resume: int) -> int:
+        return max(0, resume - self.geometry.pages_to_resume)
+
     # ---- taking
 
     def acquire(self, match: Match, *, prompt_len: int) -> Lease:
@@ -179,7 +193,7 @@ class PrefixCache:
         swa = self._swa
         if swa is None:
             return
-        first = max(0, resume - self.geometry.pages_to_resume)
+        first = self._first_borrowed(resume)
         lease.swa_pages.append(np.zeros(first, dtype=np.int32))
         lease.first_swa, lease.swa_published = first, resume
         if resume == 0:
@@ -211,6 +225,14 @@ class PrefixCache:
         if self._swa is not None and swa_wanted:
             self._make_room_swa(swa_wanted)
             lease.swa_pages.append(self._swa.pool.take(swa_wanted))
+
+    def max_end(self, lease: Lease) -> int:
+        """The greatest `end` that extend(lease, end) can serve now."""
+        pages = lease.full_pages.length + self.full_use.available
+        swa = self.swa_use
+        if swa is not None:
+            pages = min(pages, lease.swa_pages.length + swa.available)
+        return pages * self.geometry.page_size
 
     def _make_room_full(self, wanted: int) -> None:
         if self._full.pool.num_free >= wanted:

@@ -77,6 +77,10 @@ class SwaComponent:
         locks += 1
         own[:] = tree_pages
 
+    def num_unlocked(self, tip: Node, start: int, end: int) -> int:
+        """How many of pages start..end of the path to `tip` no lease has locked."""
+        return sum(int((node.swa.locks[local] == 0).sum()) for node, local in _segments(tip, start, end))
+
     def lock(self, tip: Node, start: int, end: int) -> None:
         """Keep pages start..end of the path to `tip` alive for one more lease. They must be live."""
         for node, local in _segments(tip, start, end):

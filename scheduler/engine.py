@@ -1,0 +1,144 @@
+"""The engine's heart: take messages, run one step, say what it did. No pipe, no process, no clock of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from forkpoint.cache.prefix_cache import PoolUse
+from forkpoint.model.inputs import Draws, ForwardInput, Kind
+from forkpoint.scheduler.batch import build_forward_input, draws_of
+from forkpoint.scheduler.messages import Abort, EngineInfo, EngineStats, FlushCache, FlushDone, PoolStats, StepTokens, Submit
+from forkpoint.scheduler.plan import StepPlan
+from forkpoint.scheduler.scheduler import Scheduler
+
+log = structlog.get_logger("forkpoint.engine")
+
+MAX_FAILED_STEPS = 3
+
+
+class Runner(Protocol):
+    """What runs a step: the model, or a double that checks its tables."""
+
+    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+        """[S] one token for each of inputs.sample_rows."""
+        ...
+
+
+class EngineBroken(Exception):
+    """Several steps in a row failed: the device or the process is not to be trusted any more."""
+
+
+class Engine:
+    """Scheduler and runner, stepped from outside. One thread only."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        kinds: Collection[Kind],
+        info: EngineInfo,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.info = info
+        self._runner = runner
+        self._kinds = kinds
+        self._clock = clock
+        self._num_steps = 0
+        self._num_failed_in_a_row = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def handle(self, message: Submit | Abort | FlushCache) -> FlushDone | None:
+        """Take one message in; only FlushCache has an answer of its own."""
+        if isinstance(message, Submit):
+            self.scheduler.submit(message)
+        elif isinstance(message, Abort):
+            self.scheduler.abort(message.uid)
+        else:
+            cleared = not self.scheduler.has_work and self.scheduler.cache.flush()
+            return FlushDone(message.ticket, cleared, self.stats())
+        return None
+
+    def step(self) -> StepTokens:
+        """Run one step, if there is work, and report it with everything that happened before it.
+
+        A step that raises ends the requests in it with an error. Raises EngineBroken when that repeats.
+        """
+        started_s = self._clock()
+        plan = self.scheduler.plan()
+        if plan.spans:
+            self._run(plan)
+        events = self.scheduler.take_events()
+        return StepTokens(
+            uids=np.array(events.uids, dtype=np.int64),
+            tokens=np.array(events.tokens, dtype=np.int32),
+            started=tuple(events.started),
+            finished=tuple(events.finished),
+            stats=self.stats(),
+            step_s=self._clock() - started_s,
+            num_prefill_rows=plan.num_prefill_rows,
+            num_decode_rows=plan.num_decode_rows,
+        )
+
+    def _run(self, plan: StepPlan) -> None:
+        try:
+            inputs = build_forward_input(plan, self._kinds, self.info.page_size)
+            tokens = self._runner.step(inputs, draws_of(plan)).tolist()
+        except Exception as error:
+            log.exception("step_failed", num_sequences=len(plan.spans))
+            self.scheduler.fail([span.sequence for span in plan.spans], f"the step failed: {type(error).__name__}")
+            self._num_failed_in_a_row += 1
+            if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+                raise EngineBroken(f"{MAX_FAILED_STEPS} steps in a row failed") from error
+            return
+        self._num_failed_in_a_row = 0
+        self._num_steps += 1
+        self.scheduler.commit(plan, tokens)
+
+    def stats(self) -> EngineStats:
+        scheduler, cache = self.scheduler, self.scheduler.cache
+        size = self.info.page_size
+        counters, cached = scheduler.counters, cache.counters
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            full=_pool_stats(cache.full_use, size),
+            swa=_pool_stats(cache.swa_use, size),
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            rebuilt_tokens=counters.rebuilt_tokens,
+            computed_tokens=counters.computed_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            generation_tokens=counters.generation_tokens,
+            evicted_full_slots=cached.evicted_full_slots,
+            evicted_swa_slots=cached.evicted_swa_slots,
+            windows_kept=cached.windows_kept,
+            windows_evicted=cached.windows_evicted,
+            branch_points_found=cached.branch_points_found,
+            branch_points_kept=cached.branch_points_kept,
+            branch_points_hit=cached.branch_points_hit,
+            retractions=counters.retractions,
+            num_steps=self._num_steps,
+        )
+
+
+def _pool_stats(use: PoolUse | None, page_size: int) -> PoolStats:
+    if use is None:
+        return PoolStats()
+    return PoolStats(
+        free=use.free * page_size,
+        tree=use.tree * page_size,
+        locked=use.locked * page_size,
+        leased=use.leased * page_size,
+        capacity=use.capacity * page_size,
+    )

@@ -1,0 +1,48 @@
+"""What one step runs: spans of rows of sequences, in batch order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forkpoint.cache import Lease
+from forkpoint.scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows at positions start..end of one sequence. is_decode: one row after the prefill."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    is_decode: bool
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def samples(self) -> bool:
+        """Whether the last row's logits give the next token."""
+        return self.end == self.sequence.num_tokens
+
+    @property
+    def lease(self) -> Lease:
+        lease = self.sequence.lease
+        assert lease is not None, "a planned sequence holds a lease"
+        return lease
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The spans of one step; their pages are reserved already."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def num_prefill_rows(self) -> int:
+        return sum(span.num_rows for span in self.spans if not span.is_decode)
+
+    @property
+    def num_decode_rows(self) -> int:
+        return sum(span.num_rows for span in self.spans if span.is_decode)

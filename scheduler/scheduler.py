@@ -1,0 +1,285 @@
+"""Continuous batching: which rows run in the next step, and what follows from their tokens.
+
+A step's order: decode rows of running sequences, oldest first; chunks of prefills in progress; then waiting
+sequences, first come first served. Pages are reserved as rows are planned, so a plan can always run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from forkpoint.cache import Match, OutOfPages, PrefixCache, page_floor
+from forkpoint.cache.pages import num_pages_for
+from forkpoint.configs.errors import RequestError
+from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, RESERVED_DECODE_TOKENS, SchedulerLimits
+from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
+from forkpoint.scheduler.plan import Span, StepPlan
+from forkpoint.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Totals in tokens, and events; mutable, they only grow."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    rebuilt_tokens: int = 0
+    recomputed_tokens: int = 0
+    generation_tokens: int = 0
+    retractions: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens - self.rebuilt_tokens
+
+
+@dataclass(slots=True)
+class StepEvents:
+    """What happened since the last step: one sampled token per uid, starts and ends. Mutable: it collects."""
+
+    uids: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    finished: list[Finish] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the sequences of one engine. Knows the cache, never the model."""
+
+    def __init__(self, cache: PrefixCache, limits: SchedulerLimits, *, clock: Callable[[], float]) -> None:
+        self.cache = cache
+        self.limits = limits
+        self.counters = SchedulerCounters()
+        self._clock = clock
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # in order of admission
+        self._by_uid: dict[int, Sequence] = {}
+        self._events = StepEvents()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    # ---- requests come and go
+
+    def submit(self, submit: Submit) -> None:
+        """Queue a sequence; one that can never fit ends at once with an error."""
+        try:
+            self.limits.check(len(submit.token_ids), submit.params.max_tokens)
+        except RequestError as error:
+            self._events.finished.append(Finish(submit.uid, "error", message=str(error)))
+            return
+        assert submit.uid not in self._by_uid, f"uid {submit.uid} is in use"
+        sequence = Sequence(submit, arrival_s=self._clock())
+        self._by_uid[submit.uid] = sequence
+        self._waiting.append(sequence)
+
+    def abort(self, uid: int) -> None:
+        """End a sequence in whatever phase; unknown uids are ignored."""
+        sequence = self._by_uid.get(uid)
+        if sequence is not None:
+            self._end(sequence, "abort")
+
+    def fail(self, sequences: Iterable[Sequence], message: str) -> None:
+        """End sequences with an error: their step went wrong."""
+        for sequence in list(sequences):
+            self._end(sequence, "error", message=message)
+
+    def take_events(self) -> StepEvents:
+        """What happened since the last call; the caller owns it."""
+        events, self._events = self._events, StepEvents()
+        return events
+
+    # ---- planning
+
+    def plan(self) -> StepPlan:
+        """Choose and reserve the rows of the next step. Empty only when there is no work."""
+        while True:
+            spans: list[Span] = []
+            self._plan_decodes(spans)
+            self._plan_prefills(spans)
+            self._admit(spans)
+            if spans or not self._running:
+                return StepPlan(tuple(spans))
+            # Prefills hold all pages and none can go on: the newest gives way.
+            self._give_way(self._running[-1])
+
+    def _plan_decodes(self, spans: list[Span]) -> None:
+        for sequence in list(self._running):
+            if sequence.is_decoding and sequence.lease is not None and self._reserve_decode_row(sequence):
+                start = sequence.num_computed
+                spans.append(Span(sequence, start, start + 1, is_decode=True))
+
+    def _reserve_decode_row(self, sequence: Sequence) -> bool:
+        """Reserve one row, retracting newer sequences for it; False if `sequence` itself had to go."""
+        while sequence.lease is not None:
+            try:
+                self.cache.extend(sequence.lease, sequence.num_computed + 1)
+                return True
+            except OutOfPages:
+                self._give_way(self._running[-1])
+        return False
+
+    def _give_way(self, sequence: Sequence) -> None:
+        """Retract the newest sequence; one that fills the pools alone ends with `length`."""
+        if len(self._running) == 1 and sequence.is_decoding:
+            self._end(sequence, "length")
+            return
+        assert len(self._running) > 1, "a sequence that fits the pools alone cannot go on"
+        self._retract(sequence)
+
+    def _retract(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        self._running.remove(sequence)
+        self._waiting.appendleft(sequence)
+        self.counters.retractions += 1
+
+    def _plan_prefills(self, spans: list[Span]) -> None:
+        for sequence in self._running:
+            if not sequence.is_decoding:
+                self._plan_chunk(sequence, spans)
+
+    def _plan_chunk(self, sequence: Sequence, spans: list[Span]) -> bool:
+        """Plan as many rows of a prefill as budget and pools allow; False when that is none."""
+        lease = sequence.lease
+        assert lease is not None
+        start = sequence.num_computed
+        budget = self.limits.max_rows - sum(span.num_rows for span in spans)
+        end = min(sequence.num_tokens, start + budget, self.cache.max_end(lease))
+        if end < sequence.num_tokens:
+            # Only whole pages can be published, so a chunk that is cut ends at a page edge where it can.
+            floor = page_floor(end, self.limits.geometry.page_size)
+            end = floor if floor > start else end
+        if end <= start:
+            return False
+        self.cache.extend(lease, end)
+        spans.append(Span(sequence, start, end, is_decode=False))
+        return True
+
+    # ---- admission
+
+    def _admit(self, spans: list[Span]) -> None:
+        while self._waiting and len(self._running) < self.limits.max_running:
+            if sum(span.num_rows for span in spans) >= self.limits.max_rows:
+                return
+            sequence = self._waiting[0]
+            match = self.cache.match(sequence.tokens, sequence.namespace)
+            if not self._fits(sequence, match):
+                return
+            self._waiting.popleft()
+            self._start(sequence, match)
+            self._plan_chunk(sequence, spans)
+
+    def _fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether both pools can take this sequence beside what runs, so that it will not be retracted soon."""
+        if not self._running:
+            return True  # limits.check() has shown that it fits alone
+        full_locked, _ = self.cache.pages_to_lock(match)
+        size = self.limits.geometry.page_size
+        full_needed = num_pages_for(sequence.num_tokens, size) - match.full_len // size
+        full_needed += self._decode_reserve(sequence) + sum(self._full_pages_to_come(other) for other in self._running)
+        if full_needed + full_locked > self.cache.full_use.available:
+            return False
+        if self.limits.geometry.window is None:
+            return True
+        swa_needed = sum(self._most_swa_pages(other) for other in [*self._running, sequence])
+        room = min(sequence.num_tokens - match.resume_len, MIN_CHUNK_ROOM)
+        return swa_needed + num_pages_for(room, size) <= self.limits.swa_pages
+
+    def _full_pages_to_come(self, sequence: Sequence) -> int:
+        lease = sequence.lease
+        assert lease is not None
+        missing = num_pages_for(sequence.num_tokens, self.limits.geometry.page_size) - lease.full_pages.length
+        return max(0, missing) + self._decode_reserve(sequence)
+
+    def _decode_reserve(self, sequence: Sequence) -> int:
+        tokens = min(sequence.num_tokens_left, RESERVED_DECODE_TOKENS)
+        return num_pages_for(tokens, self.limits.geometry.page_size)
+
+    def _most_swa_pages(self, sequence: Sequence) -> int:
+        longest = sequence.num_tokens + max(0, sequence.num_tokens_left)
+        return min(self.limits.resting_swa_pages, num_pages_for(longest, self.limits.geometry.page_size) + 1)
+
+    def _start(self, sequence: Sequence, match: Match) -> None:
+        sequence.lease = self.cache.acquire(match, prompt_len=sequence.prompt_len)
+        sequence.num_computed = match.resume_len
+        sequence.prefill_end = sequence.num_tokens
+        self._running.append(sequence)
+        if sequence.was_started:
+            self.counters.recomputed_tokens += max(0, sequence.most_computed - match.resume_len)
+            return
+        sequence.was_started = True
+        cached = match.resume_len
+        self.counters.prompt_tokens += sequence.prompt_len
+        self.counters.cached_tokens += cached
+        waited_s = self._clock() - sequence.arrival_s
+        self._events.started.append(Started(sequence.uid, cached, 0, waited_s))
+
+    # ---- after the model ran
+
+    def commit(self, plan: StepPlan, tokens: list[int]) -> None:
+        """Take in what a step computed: publish, append sampled tokens, end what is complete.
+
+        tokens: one for each span that samples, in order of the plan.
+        """
+        sampled = iter(tokens)
+        for span in plan.spans:
+            sequence = span.sequence
+            samples = span.samples
+            self._note_computed(span)
+            if samples:
+                self._append(sequence, next(sampled))
+
+    def _note_computed(self, span: Span) -> None:
+        sequence = span.sequence
+        sequence.num_computed = span.end
+        sequence.most_computed = max(sequence.most_computed, span.end)
+        if span.is_decode:
+            self.cache.advance(span.lease, span.end)
+        else:
+            self.cache.commit(span.lease, sequence.tokens, span.end)
+
+    def _append(self, sequence: Sequence, token: int) -> None:
+        sequence.append(token)
+        self._events.uids.append(sequence.uid)
+        self._events.tokens.append(token)
+        self.counters.generation_tokens += 1
+        reason = sequence.finish_reason(self.limits.context_length)
+        if reason is not None:
+            self._end(sequence, reason, stop_token_id=token if reason == "stop" else None)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        stop_token_id: int | None = None,
+        message: str | None = None,
+    ) -> None:
+        if sequence.lease is not None:
+            self._release(sequence)
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        del self._by_uid[sequence.uid]
+        self._events.finished.append(Finish(sequence.uid, reason, stop_token_id, message))
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.lease is not None
+        self.cache.release(sequence.lease, sequence.tokens, sequence.num_computed)
+        sequence.lease = None
+        sequence.num_computed = 0

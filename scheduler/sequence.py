@@ -1,0 +1,89 @@
+"""One request's choice inside the engine: its tokens, how far they are computed, and what it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forkpoint.cache import Lease
+from forkpoint.configs.sampling import SamplingParams
+from forkpoint.scheduler.messages import FinishReason, Submit
+
+
+class Sequence:
+    """A sequence from submit to finish. Mutable: it computes, grows, and may lose its lease and start again.
+
+    There is one token array; every other length is a property of it.
+    num_computed: positions whose state is computed. lease: None while it waits.
+    prefill_end: where the present prefill ends: the prompt, and after a retraction what was generated too.
+    most_computed: the highest num_computed ever, so that repeated work can be counted apart.
+    """
+
+    __slots__ = (
+        "_tokens",
+        "arrival_s",
+        "choice",
+        "lease",
+        "most_computed",
+        "namespace",
+        "num_computed",
+        "num_tokens",
+        "params",
+        "prefill_end",
+        "prompt_len",
+        "uid",
+        "was_started",
+    )
+
+    def __init__(self, submit: Submit, *, arrival_s: float) -> None:
+        self.uid = submit.uid
+        self.params: SamplingParams = submit.params
+        self.choice = submit.choice
+        self.namespace = submit.namespace
+        self.arrival_s = arrival_s
+        self.prompt_len = len(submit.token_ids)
+        self.num_tokens = self.prompt_len
+        self._tokens: NDArray[np.int32] = np.empty(self.prompt_len + 64, dtype=np.int32)
+        self._tokens[: self.prompt_len] = submit.token_ids
+        self.lease: Lease | None = None
+        self.num_computed = 0
+        self.most_computed = 0
+        self.prefill_end = self.prompt_len
+        self.was_started = False
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """[num_tokens] prompt and generated tokens. A view: valid until the next append."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def num_remaining(self) -> int:
+        """Rows to run until the next token can be sampled; at least 1 for a live sequence."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_computed >= self.prefill_end
+
+    @property
+    def num_tokens_left(self) -> int:
+        """How many tokens may still be sampled."""
+        return self.params.max_tokens - self.num_generated
+
+    def append(self, token: int) -> None:
+        if self.num_tokens == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(len(self._tokens), dtype=np.int32)])
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def finish_reason(self, context_length: int) -> FinishReason | None:
+        """Why the sequence ends after its newest token, or None."""
+        if self.num_generated and int(self._tokens[self.num_tokens - 1]) in self.params.stop_token_ids:
+            return "stop"
+        if self.num_tokens_left <= 0 or self.num_tokens >= context_length:
+            return "length"
+        return None

@@ -1,0 +1,236 @@
+"""The whole engine over the checking runner: random requests, chunks, aborts and tight pools, all audited."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from support.checking_runner import CheckingRunner, expected_continuation
+
+from forkpoint.cache import CacheGeometry, PrefixCache
+from forkpoint.cache.pages import num_pages_for
+from forkpoint.configs.sampling import SamplingParams
+from forkpoint.model.inputs import Kind
+from forkpoint.scheduler.engine import Engine
+from forkpoint.scheduler.limits import SchedulerLimits
+from forkpoint.scheduler.messages import Abort, EngineInfo, Finish, FlushCache, StepTokens, Submit
+from forkpoint.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 1000
+
+
+@dataclass
+class Story:
+    """What one request asked for and got so far."""
+
+    prompt: list[int]
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    namespace: str
+    tokens: list[int]
+    cached_tokens: int | None = None
+    finish: Finish | None = None
+    was_aborted: bool = False
+
+
+class EngineWorld:
+    """An engine whose every read, ledger and answer is checked."""
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        *,
+        full_pages: int,
+        swa_pages: int,
+        max_rows: int,
+        max_running: int = 8,
+        context_length: int = 100_000,
+        retention: str = "branch",
+        enabled: bool = True,
+    ) -> None:
+        self.geometry = geometry
+        self.limits = SchedulerLimits(
+            geometry,
+            context_length=context_length,
+            max_rows=max_rows,
+            max_running=max_running,
+            full_pages=full_pages,
+            swa_pages=swa_pages,
+        )
+        self.cache = PrefixCache(
+            geometry, full_pages=full_pages, swa_pages=swa_pages, retention=retention, enabled=enabled
+        )
+        kinds: tuple[Kind, ...] = ("full",) if geometry.window is None else ("full", "swa")
+        capacity: dict[Kind, int] = {"full": full_pages, "swa": swa_pages}
+        self.runner = CheckingRunner(
+            {kind: capacity[kind] + 1 for kind in kinds},
+            page_size=geometry.page_size,
+            window=geometry.window,
+            vocab_size=VOCAB_SIZE,
+        )
+        self.time_s = 0.0
+        self.scheduler = Scheduler(self.cache, self.limits, clock=lambda: self.time_s)
+        self.engine = Engine(
+            self.scheduler, self.runner, kinds=kinds, info=_info(self.limits), clock=lambda: self.time_s
+        )
+        self.stories: dict[int, Story] = {}
+        self.num_steps = 0
+
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int = 8,
+        *,
+        stop_token_ids: frozenset[int] = frozenset(),
+        namespace: str = "",
+        choice: int = 0,
+    ) -> int:
+        uid = len(self.stories)
+        params = SamplingParams(seed=uid, max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids)
+        self.stories[uid] = Story(prompt, max_tokens, stop_token_ids, namespace, [])
+        self.engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params, choice, namespace))
+        return uid
+
+    def abort(self, uid: int) -> None:
+        self.stories[uid].was_aborted = True
+        self.engine.handle(Abort(uid))
+        self.check()
+
+    def step(self) -> StepTokens:
+        self.time_s += 1.0
+        report = self.engine.step()
+        self.num_steps += 1
+        self._take(report)
+        self.check()
+        return report
+
+    def run(self, *, max_steps: int = 10_000) -> None:
+        """Step until nothing is left; a livelock fails."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                self.step()  # collects what ended between steps
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def _take(self, report: StepTokens) -> None:
+        for start in report.started:
+            assert self.stories[start.uid].cached_tokens is None, "started twice"
+            assert start.cached_tokens < len(self.stories[start.uid].prompt)
+            self.stories[start.uid].cached_tokens = start.cached_tokens
+        assert len(set(report.uids.tolist())) == len(report.uids)
+        for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
+            story = self.stories[uid]
+            assert story.finish is None and story.cached_tokens is not None
+            story.tokens.append(token)
+        for finish in report.finished:
+            assert self.stories[finish.uid].finish is None, "finished twice"
+            self.stories[finish.uid].finish = finish
+            self._check_end(self.stories[finish.uid], finish)
+
+    def _check_end(self, story: Story, finish: Finish) -> None:
+        expected = expected_continuation(story.prompt, len(story.tokens), VOCAB_SIZE)
+        assert story.tokens == expected, "the answer depends on cache, chunks or neighbours"
+        if finish.reason == "stop":
+            assert story.tokens[-1] in story.stop_token_ids and finish.stop_token_id == story.tokens[-1]
+        elif finish.reason == "length":
+            assert len(story.tokens) <= story.max_tokens
+        elif finish.reason == "abort":
+            assert story.was_aborted
+        else:
+            assert finish.message and "slots" in finish.message or "tokens" in str(finish.message), finish
+        early = story.tokens if finish.reason != "stop" else story.tokens[:-1]
+        assert not set(early) & story.stop_token_ids or finish.reason in ("error",)
+
+    def check(self) -> None:
+        self.cache.audit()
+        size = self.geometry.page_size
+        for sequence in self.scheduler.running:
+            assert sequence.lease is not None
+            held = sequence.lease.num_held_swa_pages * size
+            assert held <= self.geometry.max_resting_swa_tokens()
+        assert self.scheduler.num_running <= self.limits.max_running
+
+    def flush(self) -> bool:
+        answer = self.engine.handle(FlushCache(0))
+        assert answer is not None
+        return answer.cleared
+
+    def finish_all(self) -> None:
+        """Run dry, flush, and find every page of both pools free."""
+        self.run()
+        assert all(story.finish is not None for story in self.stories.values()), "a request has no end"
+        assert self.flush()
+        assert self.cache.full_use.free == self.cache.full_use.capacity
+        swa = self.cache.swa_use
+        assert swa is None or swa.free == swa.capacity
+        stats = self.engine.stats()
+        assert stats.prompt_tokens == stats.cached_tokens + stats.rebuilt_tokens + stats.computed_tokens
+
+
+def _info(limits: SchedulerLimits) -> EngineInfo:
+    geometry = limits.geometry
+    return EngineInfo(
+        context_length=limits.context_length,
+        vocab_size=VOCAB_SIZE,
+        page_size=geometry.page_size,
+        full_tokens=limits.full_pages * geometry.page_size,
+        swa_tokens=limits.swa_pages * geometry.page_size,
+        window=geometry.window,
+        margin=geometry.margin,
+        max_running_requests=limits.max_running,
+        chunked_prefill_size=limits.max_rows,
+        dtype="none",
+        device="none",
+        attention_backend="checking",
+        layer_pattern="SF",
+        num_parameters=0,
+    )
+
+
+def random_engine(rng: random.Random) -> EngineWorld:
+    """Small, odd and often tight; always large enough for one request at a time."""
+    geometry = CacheGeometry(rng.choice([1, 1, 2, 4, 5, 16, 32]), rng.choice([None, 1, 2, 4, 6, 9, 16]))
+    size = geometry.page_size
+    least_swa = num_pages_for((geometry.window or 1) + geometry.margin + 2 * size, size)
+    return EngineWorld(
+        geometry,
+        full_pages=num_pages_for(rng.choice([150, 300, 600, 2000]), size),
+        swa_pages=least_swa + rng.choice([0, 1, num_pages_for(30, size), num_pages_for(300, size)]),
+        max_rows=rng.choice([1, 3, 8, 17, 64, 300]),
+        max_running=rng.choice([1, 3, 8, 20]),
+        context_length=rng.choice([120, 100_000]),
+        retention=rng.choice(["branch", "branch", "tail"]),
+        enabled=rng.random() > 0.1,
+    )
+
+
+def random_engine_step(world: EngineWorld, rng: random.Random) -> None:
+    """Submit, abort, flush or step."""
+    unfinished = [uid for uid, story in world.stories.items() if story.finish is None]
+    roll = rng.random()
+    if roll < 0.18 and len(unfinished) < 30:
+        _submit_random(world, rng)
+    elif roll < 0.22 and unfinished:
+        world.abort(rng.choice(unfinished))
+    elif roll < 0.23:
+        busy = world.engine.has_work
+        assert world.flush() == (not busy)
+    else:
+        world.step()
+
+
+def _submit_random(world: EngineWorld, rng: random.Random) -> None:
+    recent = list(world.stories.values())[-20:]
+    base: list[int] = []
+    namespace = rng.choice(["", "", "", "salt:a"])
+    if recent and rng.random() < 0.8:
+        story = rng.choice(recent)
+        base, namespace = story.prompt + story.tokens, story.namespace
+        base = base[: rng.randint(0, len(base))] if rng.random() < 0.6 else base[: max(0, len(base) - rng.randint(0, 5))]
+    tail = [rng.randint(0, 2) for _ in range(rng.choice([1, 2, 10, 40, 90]))]
+    stop = frozenset(range(0, 60)) if rng.random() < 0.3 else frozenset()
+    world.submit(
+        base + tail, rng.choice([1, 2, 5, 20, 60, 130]), stop_token_ids=stop, namespace=namespace, choice=rng.randint(0, 3)
+    )

@@ -1,0 +1,73 @@
+"""Tokenizer and chat template doubles: bytes are tokens, and the template shows exactly what it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forkpoint.configs.errors import RequestError
+from forkpoint.server.detokenize import IncrementalDetokenizer
+
+BOS, EOS, SPECIAL = 256, 257, 258
+VOCAB_SIZE = 260
+BEYOND_VOCABULARY = "<image>"  # becomes the id 300, as Gemma 3's image token does
+
+
+class ByteTokenizer:
+    """Token ids are the bytes of the text, after BOS; EOS ends a text; SPECIAL shows as <special>."""
+
+    eos_token_ids = frozenset({EOS})
+    bos_token_id = BOS
+    max_token_characters = 1
+
+    def __init__(self) -> None:
+        self.num_encoded = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
+        self.num_encoded += 1
+        ids = [300] if text == BEYOND_VOCABULARY else list(text.encode())
+        return np.array([BOS, *ids] if add_special_tokens else ids, dtype=np.int32)
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        def token_bytes(token_id: int) -> bytes:
+            if token_id < 256:
+                return bytes([token_id])
+            return b"" if skip_special_tokens else b"<special>"
+
+        return IncrementalDetokenizer(token_bytes)
+
+
+class TagTemplate:
+    """Renders `role:content|` per message; joins parts with a line break; refuses the text "refuse me"."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = []
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        self.calls.append((messages, dict(template_kwargs or {})))
+        if add_generation_prompt and continue_final_message:
+            raise RequestError("both are true", param="continue_final_message")
+        json.dumps(template_kwargs)
+        lines = [f"{message['role']}:{_text(message.get('content'))}" for message in messages]
+        if any("refuse me" in line for line in lines):
+            raise RequestError("the chat template refuses these messages", param="messages")
+        text = "|".join(lines) + ("" if continue_final_message else "|")
+        return text + "assistant:" if add_generation_prompt else text
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
