@@ -40,6 +40,7 @@ class GenerationResponse(Response):
     """
 
     def __init__(self, services: Services, api: GenerationApi) -> None:
+        super().__init__()
         self._services = services
         self._api = api
 

@@ -1,0 +1,242 @@
+"""Whatever is wrong with a request: 4xx, nothing reaches the engine, the next request works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from support.fake_engine import INFO, FakeEngine
+from support.http_server import MODEL, World, error_of, serving
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    # One server for all rows: that it survives each of them is part of what is tested.
+    with serving(max_body_bytes=300_000) as world:
+        yield world
+
+
+@pytest.fixture(autouse=True)
+def _lives_on_untouched(world: World) -> Iterator[None]:
+    num_before = len(world.engine.submits)
+    yield
+    assert len(world.engine.submits) == num_before
+    world.complete(max_tokens=1)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe{}",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "top_p": -Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "top_k": ' + b"9" * 400 + b"}",
+        b'{"prompt": "a", "stop": ["\\ud800"]}',
+        b'{"prompt": "a", "ignored": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "a",}',
+    ],
+)
+def test_broken_json_is_a_400(world: World, path: str, body: bytes) -> None:
+    world.refused(path, body)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("model", [5, [], True]),
+        ("n", [0, -1, 129, 10**18, 1.0, "2", True]),
+        ("max_tokens", [0, -1, 1.5, 5.0, "5", "null", True, 10**30]),
+        ("max_completion_tokens", [0, -1, 1.5, "5", False]),
+        ("temperature", [-0.1, 2.1, "1", True, [], 1e308]),
+        ("top_p", [0, -0.1, 1.1, "1", True]),
+        ("top_k", [-2, 1.0, "1", True]),
+        ("min_p", [-0.1, 1.1, "0", False]),
+        ("seed", [1.0, "1", 2**63, -(2**63) - 1, True]),
+        ("stop", ["", [""], 5, {}, [5], [None], ["x"] * 17, True]),
+        ("stop_token_ids", [5, [-1], [260], [1.0], [True], ["1"], [10**30], list(range(129))]),
+        ("ignore_eos", [1, "true", []]),
+        ("stream", ["true", 2]),
+        ("stream_options", [True, [], {"include_usage": 1}]),
+        ("skip_special_tokens", [0, "no"]),
+        ("include_stop_str_in_output", [0, "no"]),
+        ("add_special_tokens", [0, "no"]),
+        ("cache_salt", ["", "x" * 129, 5, ["a"]]),
+        ("logprobs", [True, 1, "yes"]),
+        ("logit_bias", [{"5": 1}, {"999999999": 5}, []]),
+        ("presence_penalty", [0.5, 3, "0", True]),
+        ("frequency_penalty", [-0.5]),
+        ("repetition_penalty", [1.1, 0]),
+        ("min_tokens", [1]),
+        ("echo", [True]),
+        ("response_format", [{"type": "json_object"}, "json"]),
+        ("structured_outputs", [{"regex": "a"}]),
+        ("guided_json", [{}]),
+        ("priority", [1]),
+    ],
+)
+def test_wrong_or_unbuilt_field_is_named(
+    world: World, path: str, field: str, values: list[Any], is_stream: bool
+) -> None:
+    valid = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "stream": is_stream}
+    for value in values:
+        error = world.refused(path, {**valid, field: value})
+        assert error["type"] == "invalid_request_error"
+        assert error["param"].split(".")[0] == field, value
+        assert field in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tools", []),
+        ("tool_choice", "auto"),
+        ("tool_choice", "required"),
+        ("top_logprobs", 2),
+        ("functions", []),
+    ],
+)
+def test_unbuilt_chat_field_is_named(world: World, field: str, value: Any) -> None:
+    error = world.refused(CHAT, {"messages": [{"role": "user", "content": "hi"}], field: value})
+    assert error["param"] == field
+
+
+@pytest.mark.parametrize(("field", "value"), [("suffix", "end"), ("best_of", 2), ("logprobs", 0)])
+def test_unbuilt_completions_field_is_named(world: World, field: str, value: Any) -> None:
+    assert world.refused(COMPLETIONS, {"prompt": "hi", field: value})["param"] == field
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None, 5, True, {}, [], [[]], [5.0], [True], [-1], [260], [10**30], [2**63], [1, "a"], ["a", 1],
+        [[1], "a"], ["a", [1]], [[1], 2], [[1.5]], [[260]], [None], [[[1]]], ["a"] * 1025,
+    ],
+)  # fmt: skip
+def test_wrong_prompt_is_refused(world: World, prompt: Any) -> None:
+    assert world.refused(COMPLETIONS, {"prompt": prompt})["param"] == "prompt"
+
+
+def test_stream_options_without_stream_are_refused(world: World) -> None:
+    body = {"prompt": "hi", "stream_options": {"include_usage": True}}
+    assert world.refused(COMPLETIONS, body)["param"] == "stream_options"
+
+
+def test_too_many_sequences_in_one_request_are_refused(world: World) -> None:
+    assert world.refused(COMPLETIONS, {"prompt": ["a"] * 9, "n": 128})["param"] == "n"
+
+
+def test_unknown_model_is_a_404_with_its_name(world: World) -> None:
+    error = world.refused(COMPLETIONS, {"prompt": "hi", "model": "nobody"}, 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "nobody" in error["message"]
+    world.refused(COMPLETIONS, {"prompt": "hi", "model": "x" * 100_000}, 404)
+
+
+def test_official_client_sees_the_error_object(world: World) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        world.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], temperature=-1
+        )
+    assert isinstance(caught.value.body, dict)
+    assert "temperature" in caught.value.body["message"]
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        world.openai.completions.create(model="nobody", prompt="x")
+
+
+def test_prompt_that_fills_the_context_is_refused_with_both_numbers(world: World) -> None:
+    for body in ({"prompt": [65] * 2048}, {"prompt": "x" * 2047}, {"prompt": [65] * 2548}):
+        error = world.refused(COMPLETIONS, body)
+        assert error["code"] == "context_length_exceeded"
+        assert "2048" in error["message"]
+    assert "2548" in error["message"]
+    messages = [{"role": "user", "content": "x" * 2040}]
+    assert world.refused(CHAT, {"messages": messages})["code"] == "context_length_exceeded"
+
+
+def test_huge_text_is_refused_before_it_is_tokenised(world: World) -> None:
+    num_before = world.tokenizer.num_encoded
+    error = world.refused(COMPLETIONS, {"prompt": "x" * 150_000})
+    assert error["code"] == "context_length_exceeded"
+    chat = {"messages": [{"role": "user", "content": "x" * 150_000}]}
+    assert world.refused(CHAT, chat)["code"] == "context_length_exceeded"
+    assert world.tokenizer.num_encoded == num_before
+
+
+def test_body_beyond_the_limit_is_a_413_with_and_without_a_length(world: World) -> None:
+    headers = {"content-type": "application/json"}
+    declared = world.http.post(COMPLETIONS, content=b" " * 300_001, headers=headers)
+    assert error_of(declared, 413)["code"] == "body_too_large"
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * 10_000
+
+    chunked = world.http.post(COMPLETIONS, content=pieces(), headers=headers)
+    assert error_of(chunked, 413)["code"] == "body_too_large"
+
+
+def test_content_type_must_be_json_if_there_is_one(world: World) -> None:
+    response = world.http.post(COMPLETIONS, content=b"{}", headers={"content-type": "text/plain"})
+    assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8", "Application/JSON"])
+def test_json_content_types_are_taken(world: World, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = world.http.post(COMPLETIONS, content=b'{"n": 0}', headers=headers)
+    assert error_of(response, 400)["param"] == "n"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "/v1", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/server_info",
+        "/debug/cache", "/docs", "/openapi.json", "/v1/completions/", "/%ff", "/" + "x" * 5000,
+    ],
+)  # fmt: skip
+def test_unknown_path_is_a_404_envelope(world: World, method: str, path: str) -> None:
+    assert error_of(world.http.request(method, path), 404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("GET", COMPLETIONS, "POST"), ("OPTIONS", CHAT, "POST"), ("GET", "/flush_cache", "POST")],
+)
+def test_wrong_method_is_a_405_envelope(world: World, method: str, path: str, allowed: str) -> None:
+    response = world.http.request(method, path)
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == allowed
+
+
+def test_request_that_can_never_fit_in_a_pool_is_refused_with_both_numbers(world: World) -> None:
+    small = FakeEngine(info=replace(INFO, full_tokens=160, swa_tokens=128))
+    with serving(small) as other:
+        error = other.refused(COMPLETIONS, {"prompt": [65] * 145})
+        assert "176" in error["message"] and "160" in error["message"]
+        error = other.refused(COMPLETIONS, {"prompt": [65] * 100, "max_tokens": 61})
+        assert error["param"] == "max_tokens"
+        assert "176" in error["message"] and "160" in error["message"]
+        assert other.complete(prompt=[65] * 100, max_tokens=60)["usage"]["completion_tokens"] == 60
+        # Without a number the answer gets what the pool has.
+        other.chat(messages=[{"role": "user", "content": "x" * 84}])
+        assert small.submits[-1].params.max_tokens == 60
