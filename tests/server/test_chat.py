@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.fake_engine import FakeEngine, says
-from support.http_server import MODEL, serving
+from support.http_server import MODEL, World, serving
 from support.text_doubles import EOS
 
 CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def shared_world() -> Iterator[World]:
+    with serving() as world:
+        yield world
 
 
 def test_official_client_gets_a_chat_completion() -> None:
@@ -129,10 +136,11 @@ def test_model_without_template_says_which_flag_helps() -> None:
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages.0.tool_calls.0.function.name"),
     ],
 )
-def test_wrong_messages_are_refused_with_the_path_of_the_fault(messages: Any, param: str) -> None:
-    with serving() as world:
-        assert world.refused(CHAT, {"messages": messages})["param"] == param
-        assert world.engine.submits == []
+def test_wrong_messages_are_refused_with_the_path_of_the_fault(
+    shared_world: World, messages: Any, param: str
+) -> None:
+    assert shared_world.refused(CHAT, {"messages": messages})["param"] == param
+    assert shared_world.engine.submits == []
 
 
 def test_image_part_is_refused_by_its_type() -> None:
@@ -152,9 +160,8 @@ def test_image_part_is_refused_by_its_type() -> None:
         {"reasoning_effort": 3},
     ],
 )
-def test_wrong_template_fields_are_refused(extra: dict[str, Any]) -> None:
-    with serving() as world:
-        world.refused(CHAT, {"messages": [{"role": "user", "content": "hi"}], **extra})
+def test_wrong_template_fields_are_refused(shared_world: World, extra: dict[str, Any]) -> None:
+    shared_world.refused(CHAT, {"messages": [{"role": "user", "content": "hi"}], **extra})
 
 
 def test_refusal_of_the_template_is_a_400() -> None:

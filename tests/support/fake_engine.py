@@ -91,6 +91,7 @@ class FakeEngine:
     submits: list[Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     num_flushes: int = 0
+    load_error: Exception | None = None
 
     def __post_init__(self) -> None:
         self._news = threading.Condition(threading.RLock())
@@ -114,6 +115,8 @@ class FakeEngine:
     async def wait_ready(self) -> EngineInfo:
         while self.info is None or self.state is EngineState.LOADING:
             await asyncio.sleep(0.01)
+            if self.load_error is not None:
+                raise self.load_error
         return self.info
 
     def submit(self, submit: Submit) -> TokenMailbox:

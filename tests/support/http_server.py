@@ -149,10 +149,10 @@ class _ServerThread(threading.Thread):
 
 
 @contextlib.contextmanager
-def raw_request(world: World, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+def raw_request(url: str, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
     """Send a request and do not wait for anything: the socket is there to be read, or closed, at any time."""
     content = json.dumps(body).encode()
-    host, _, port = world.url.removeprefix("http://").partition(":")
+    host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
