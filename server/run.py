@@ -19,7 +19,7 @@ from forkpoint.scheduler.client import EngineClient, EngineState
 from forkpoint.server.app import create_app
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
-from forkpoint.server.logs import configure_logging
+from forkpoint.configs.logs import configure_logging
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
 # After the running streams were told to end: time for their last event to reach the clients.

@@ -12,7 +12,7 @@ import structlog
 from support.fake_engine import FakeEngine
 from support.http_server import serving
 
-from forkpoint.server.logs import configure_logging
+from forkpoint.configs.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)
