@@ -1,4 +1,4 @@
-"""Recount of everything that a cache claims: each page in exactly one place, each counter equal to its sum."""
+"""Recount of all that a cache claims: each page in exactly one place, each counter equal to its sum."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ class AuditError(AssertionError):
     """The cache contradicts itself: a bug of ours, never of a request."""
 
 
-def audit_pages(pool: PagePool, places: Iterable[tuple[str, PageIds]]) -> None:
+def audit_pages(pool: PagePool, places: Iterable[PageIds]) -> None:
     """Every page id of `pool` must appear exactly once over the free list and `places`."""
-    seen = np.zeros(pool.capacity + 1, dtype=np.int32)
-    for name, pages in [("free", pool.free_pages()), *places]:
-        if len(pages) and (pages.min() < 1 or pages.max() > pool.capacity):
-            raise AuditError(f"{pool.kind}: {name} holds a page id outside 1..{pool.capacity}: {pages}")
-        np.add.at(seen, pages, 1)
+    pages = np.concatenate([pool.free_pages(), *places])
+    if len(pages) and (pages.min() < 1 or pages.max() > pool.capacity):
+        raise AuditError(f"{pool.kind}: a page id outside 1..{pool.capacity} is in use")
+    seen = np.bincount(pages, minlength=pool.capacity + 1)
     wrong = np.flatnonzero(seen[1:] != 1) + 1
     if len(wrong):
         counts = {int(page): int(seen[page]) for page in wrong[:8]}
@@ -33,7 +32,7 @@ def audit_structure(tree: RadixTree, lease_tips: Sequence[Node]) -> list[Node]:
     own_pins: dict[int, int] = {}
     for tip in lease_tips:
         own_pins[id(tip)] = own_pins.get(id(tip), 0) + 1
-    stack = list(tree.roots.values())
+    stack: list[Node] = list(tree.roots.values())
     rank = {id(node): index for index, node in enumerate(tree.recency)}
     while stack:
         node = stack.pop()

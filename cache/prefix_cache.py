@@ -143,9 +143,7 @@ class PrefixCache:
     def pages_to_lock(self, match: Match) -> tuple[int, int]:
         """Full and SWA pages that acquire(match) would take out of what can be evicted."""
         full_end = match.full_len // self.geometry.page_size
-        full = sum(
-            min(node.num_pages, full_end - node.start_page) for node in match.path if node.pins == 0
-        )
+        full = sum(min(node.num_pages, full_end - node.start_page) for node in match.path if node.pins == 0)
         if self._swa is None or not match.path:
             return full, 0
         resume = match.resume_len // self.geometry.page_size
@@ -330,7 +328,7 @@ class PrefixCache:
         return child
 
     def _adopt_swa(self, lease: Lease, node: Node, end: int) -> None:
-        """Give the tree the lease's private SWA pages below page `end`, which all lie on the path to `node`."""
+        """Give the tree the lease's private SWA pages below page `end`, all on the path to `node`."""
         if self._swa is None:
             return
         start = max(lease.swa_published, lease.first_swa)
@@ -404,18 +402,15 @@ class PrefixCache:
         self._full.audit(nodes)
         audit_pages(
             self._full.pool,
-            [("tree", node.full_pages) for node in nodes] + [("lease", lease.owned_full) for lease in leases],
+            [node.full_pages for node in nodes] + [lease.owned_full for lease in leases],
         )
         self._audit_borrowed_full(leases)
         if self._swa is None:
             return
-        self._swa.audit(nodes)
         audit_pages(
             self._swa.pool,
-            [("tree", node.swa.pages[node.swa.pages != 0]) for node in nodes]
-            + [("lease", lease.owned_swa) for lease in leases],
+            [self._swa.audit(nodes, leases)] + [lease.owned_swa for lease in leases],
         )
-        self._swa.audit_locks(nodes, leases)
 
     def _audit_borrowed_full(self, leases: Sequence[Lease]) -> None:
         for lease in leases:

@@ -35,7 +35,7 @@ class Window:
 
 @dataclass(slots=True, eq=False)
 class SwaSpan:
-    """SWA state of one node, per page: page id (0: tombstone), windows that refer to it, leases that lock it."""
+    """SWA state of one node, per page: id (0: tombstone), windows that refer to it, leases that lock it."""
 
     pages: PageIds
     refs: Counts
@@ -135,7 +135,7 @@ class RadixTree:
         return first // size
 
     def walk(self, tokens: Tokens, num_pages: int, namespace: str) -> tuple[list[Node], int]:
-        """Nodes (root excluded) that share a prefix with tokens, and the number of pages shared. No change."""
+        """Nodes below the root that share a prefix with tokens, and how many pages they share."""
         root = self.roots.get(namespace)
         path: list[Node] = []
         if root is None:
@@ -159,9 +159,7 @@ class RadixTree:
         for step in node.up_to_root():
             self.recency.move_to_end(step)
 
-    def add_leaf(
-        self, parent: Node, tokens: Tokens, full_pages: PageIds, swa: SwaSpan
-    ) -> Node:
+    def add_leaf(self, parent: Node, tokens: Tokens, full_pages: PageIds, swa: SwaSpan) -> Node:
         """A new child of `parent` that owns copies of tokens and full_pages; it becomes the newest."""
         leaf = Node(parent, parent.end_page, tokens.copy(), full_pages.copy(), swa)
         parent.children[self.key(leaf.tokens, 0)] = leaf
@@ -177,14 +175,24 @@ class RadixTree:
         assert 0 < num_pages < node.num_pages and node.parent is not None
         cut = num_pages * self.page_size
         span = node.swa
-        upper_span = SwaSpan(span.pages[:num_pages].copy(), span.refs[:num_pages].copy(), span.locks[:num_pages].copy())
-        upper = Node(node.parent, node.start_page, node.tokens[:cut].copy(), node.full_pages[:num_pages].copy(), upper_span)
+        upper_span = SwaSpan(
+            span.pages[:num_pages].copy(), span.refs[:num_pages].copy(), span.locks[:num_pages].copy()
+        )
+        upper = Node(
+            node.parent,
+            node.start_page,
+            node.tokens[:cut].copy(),
+            node.full_pages[:num_pages].copy(),
+            upper_span,
+        )
         upper.pins = 1 if node.pins else 0
         node.parent.children[self.key(upper.tokens, 0)] = upper
 
         node.tokens = node.tokens[cut:].copy()
         node.full_pages = node.full_pages[num_pages:].copy()
-        node.swa = SwaSpan(span.pages[num_pages:].copy(), span.refs[num_pages:].copy(), span.locks[num_pages:].copy())
+        node.swa = SwaSpan(
+            span.pages[num_pages:].copy(), span.refs[num_pages:].copy(), span.locks[num_pages:].copy()
+        )
         node.start_page = upper.end_page
         node.parent = upper
         upper.children[self.key(node.tokens, 0)] = node

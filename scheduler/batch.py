@@ -20,7 +20,9 @@ def build_forward_input(plan: StepPlan, kinds: Collection[Kind], page_size: int)
     positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans])
     tables: dict[Kind, KindTable] = {}
     if "full" in kinds:
-        tables["full"] = _table(spans, page_size, _full_pages, np.zeros(len(spans), dtype=np.int32), _first_full_write)
+        tables["full"] = _table(
+            spans, page_size, _full_pages, np.zeros(len(spans), dtype=np.int32), _first_full_write
+        )
     if "swa" in kinds:
         first = np.array([span.lease.first_swa for span in spans], dtype=np.int32)
         tables["swa"] = _table(spans, page_size, _swa_pages, first, _first_swa_write)

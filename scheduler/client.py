@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forkpoint.scheduler.messages import EngineInfo, EngineStats, Finish, LoadProgress, Started, StepTokens, Submit
+from forkpoint.scheduler.messages import (
+    EngineInfo,
+    EngineStats,
+    Finish,
+    LoadProgress,
+    Started,
+    StepTokens,
+    Submit,
+)
 
 
 class EngineState(enum.Enum):

@@ -1,4 +1,4 @@
-"""The engine's heart: take messages, run one step, say what it did. No pipe, no process, no clock of its own."""
+"""The engine's heart: take messages, run one step, say what it did. No pipe, no process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from forkpoint.cache.prefix_cache import PoolUse
 from forkpoint.model.inputs import Draws, ForwardInput, Kind
 from forkpoint.scheduler.batch import build_forward_input, draws_of
-from forkpoint.scheduler.messages import Abort, EngineInfo, EngineStats, FlushCache, FlushDone, PoolStats, StepTokens, Submit
+from forkpoint.scheduler.messages import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    FlushCache,
+    FlushDone,
+    PoolStats,
+    StepTokens,
+    Submit,
+)
 from forkpoint.scheduler.plan import StepPlan
 from forkpoint.scheduler.scheduler import Scheduler
 
@@ -96,7 +105,9 @@ class Engine:
             tokens = self._runner.step(inputs, draws_of(plan)).tolist()
         except Exception as error:
             log.exception("step_failed", num_sequences=len(plan.spans))
-            self.scheduler.fail([span.sequence for span in plan.spans], f"the step failed: {type(error).__name__}")
+            self.scheduler.fail(
+                [span.sequence for span in plan.spans], f"the step failed: {type(error).__name__}"
+            )
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{MAX_FAILED_STEPS} steps in a row failed") from error

@@ -65,8 +65,8 @@ class SchedulerLimits:
             )
         if num_pages_for(min(prompt_len + max_tokens, self.context_length) - 1, size) * size > slots:
             raise RequestError(
-                f"prompt of {prompt_len} and max_tokens {max_tokens} need {prompt_len + max_tokens} slots; the "
-                f"KV pool holds {slots} (--max-total-tokens)",
+                f"prompt of {prompt_len} and max_tokens {max_tokens} need {prompt_len + max_tokens} slots; "
+                f"the KV pool holds {slots} (--max-total-tokens)",
                 code="context_length_exceeded",
                 param="max_tokens",
             )

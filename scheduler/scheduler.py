@@ -6,6 +6,7 @@ sequences, first come first served. Pages are reserved as rows are planned, so a
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -48,7 +49,9 @@ class StepEvents:
 class Scheduler:
     """Owns the sequences of one engine. Knows the cache, never the model."""
 
-    def __init__(self, cache: PrefixCache, limits: SchedulerLimits, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, cache: PrefixCache, limits: SchedulerLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.cache = cache
         self.limits = limits
         self.counters = SchedulerCounters()
@@ -185,13 +188,15 @@ class Scheduler:
             self._plan_chunk(sequence, spans)
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether both pools can take this sequence beside what runs, so that it will not be retracted soon."""
+        """Whether both pools can take this sequence beside what runs, without an early retraction."""
         if not self._running:
             return True  # limits.check() has shown that it fits alone
         full_locked, _ = self.cache.pages_to_lock(match)
         size = self.limits.geometry.page_size
         full_needed = num_pages_for(sequence.num_tokens, size) - match.full_len // size
-        full_needed += self._decode_reserve(sequence) + sum(self._full_pages_to_come(other) for other in self._running)
+        full_needed += self._decode_reserve(sequence) + sum(
+            self._full_pages_to_come(other) for other in self._running
+        )
         if full_needed + full_locked > self.cache.full_use.available:
             return False
         if self.limits.geometry.window is None:

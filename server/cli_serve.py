@@ -50,7 +50,7 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
     own_cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(own_cache).expanduser() if own_cache else default_cache_dir(dict(os.environ))
     model_dir = resolve_model(model, cache_dir=cache_dir, progress=progress.show, notice=progress.note)
-    engine = ProcessEngine(engine_config(settings, model_dir))
+    engine = ProcessEngine(engine_config(settings, model_dir), max_queued=config.max_queued_requests)
     tokenizer = Tokenizer.load(model_dir)
     template = ChatTemplate.load(model_dir, config.chat_template)
 

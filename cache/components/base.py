@@ -31,7 +31,3 @@ class Component(Protocol):
     def drop(self, node: Node) -> None:
         """The node leaves the tree: free what it holds of this kind."""
         ...
-
-    def audit(self, nodes: Sequence[Node]) -> None:
-        """Recount the ledger. Raises AuditError on the first disagreement."""
-        ...

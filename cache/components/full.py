@@ -38,7 +38,7 @@ class FullComponent:
         self._num_tree_pages += node.num_pages
 
     def keep_tree_copy(self, own: PageIds, tree_pages: PageIds) -> None:
-        """Free a lease's pages whose content the tree has, and put the tree's ids in their place (in `own`)."""
+        """Free a lease's pages whose content the tree has; `own` names the tree's pages afterwards."""
         self.pool.give(own)
         own[:] = tree_pages
 

@@ -15,7 +15,7 @@ from forkpoint.cache.eviction import WindowOrder
 from forkpoint.cache.geometry import CacheGeometry
 from forkpoint.cache.lease import Lease
 from forkpoint.cache.pages import PageIds, PagePool
-from forkpoint.cache.tree import Counts, Node, Window
+from forkpoint.cache.tree import Node, Window
 
 
 class SwaComponent:
@@ -168,8 +168,8 @@ class SwaComponent:
             pages = node.swa.pages[local]
             dead = np.flatnonzero(pages == 0)
             if len(dead):
-                return node.start_page + local.start + int(dead[-1]) + 1
-            start = node.start_page + local.start
+                return int(node.start_page + local.start + dead[-1] + 1)
+            start = node.start_page + int(local.start)
         return start
 
     def _free_unheld(self, node: Node, local: slice) -> int:
@@ -183,43 +183,62 @@ class SwaComponent:
             self._num_tree_pages -= count
         return count
 
-    def audit(self, nodes: Sequence[Node]) -> None:
-        refs: dict[int, Counts] = {id(node): np.zeros(node.num_pages, dtype=np.int32) for node in nodes}
-        windows = [window for node in nodes for window in node.swa.windows.values()]
+    def audit(self, nodes: Sequence[Node], leases: Sequence[Lease]) -> PageIds:
+        """Recount references, locks and ledger; returns the ids of all pages that the tree holds.
+
+        Raises AuditError on the first disagreement.
+        """
+        start_of: dict[Node, int] = {}
+        total = 0
         for node in nodes:
-            for end, window in node.swa.windows.items():
-                if window.node is not node or not node.start_page < end <= node.end_page or end != window.end_page:
-                    raise AuditError(f"swa: window that ends at page {end} is filed at a wrong node")
+            start_of[node] = total
+            total += node.num_pages
+        empty = np.zeros(0, dtype=np.int32)
+        pages = np.concatenate([empty, *(node.swa.pages for node in nodes)])
+        refs = np.concatenate([empty, *(node.swa.refs for node in nodes)])
+        locks = np.concatenate([empty, *(node.swa.locks for node in nodes)])
+
+        windows = [window for node in nodes for window in node.swa.windows.values()]
+        self._audit_windows(nodes, windows)
+        wanted_refs = np.zeros(total, dtype=np.int32)
         for window in windows:
             for node, local in _window_segments(window):
-                refs[id(node)][local] += 1
-        for node in nodes:
-            span = node.swa
-            if not (refs[id(node)] == span.refs).all():
-                raise AuditError(f"swa: window references of node at page {node.start_page} disagree")
-            if not ((span.pages != 0) == ((span.refs > 0) | (span.locks > 0))).all():
-                raise AuditError(f"swa: node at page {node.start_page} has a page that nobody holds, or lacks one")
-        tree = sum(int((node.swa.pages != 0).sum()) for node in nodes)
-        locked = sum(int((node.swa.locks > 0).sum()) for node in nodes)
-        if (tree, locked) != (self._num_tree_pages, self._num_locked_pages):
-            ledger = (self._num_tree_pages, self._num_locked_pages)
-            raise AuditError(f"swa: ledger (tree, locked) {ledger}, recount {(tree, locked)}")
-        self._audit_order(windows)
+                wanted_refs[start_of[node] + local.start : start_of[node] + local.stop] += 1
+        if not np.array_equal(refs, wanted_refs):
+            raise AuditError("swa: references of pages are not those of the kept windows")
 
-    def audit_locks(self, nodes: Sequence[Node], leases: Sequence[Lease]) -> None:
-        """Locks must be the sum of what the leases borrowed, and their tables must name the tree's pages."""
-        locks: dict[int, Counts] = {id(node): np.zeros(node.num_pages, dtype=np.int32) for node in nodes}
+        wanted_locks = np.zeros(total, dtype=np.int32)
         for lease in leases:
             for node, local in _segments(lease.tip, lease.first_swa, lease.swa_published):
-                locks[id(node)][local] += 1
-                start = node.start_page
-                if not np.array_equal(node.swa.pages[local], lease.swa_pages[start + local.start : start + local.stop]):
-                    raise AuditError("swa: a lease's borrowed pages are not those of its path")
-        for node in nodes:
-            if not np.array_equal(locks[id(node)], node.swa.locks):
-                raise AuditError(f"swa: locks of node at page {node.start_page} are not the sum over leases")
+                wanted_locks[start_of[node] + local.start : start_of[node] + local.stop] += 1
+            borrowed = self.pages_of(lease.tip, lease.first_swa, lease.swa_published)
+            if not np.array_equal(
+                borrowed, lease.swa_pages[lease.first_swa : max(lease.first_swa, lease.swa_published)]
+            ):
+                raise AuditError("swa: a lease's borrowed pages are not those of its path")
+        if not np.array_equal(locks, wanted_locks):
+            raise AuditError("swa: locks of pages are not the sum over the leases")
 
-    def _audit_order(self, windows: Sequence[Window]) -> None:
+        if not np.array_equal(pages != 0, (refs > 0) | (locks > 0)):
+            raise AuditError("swa: a page is live that nobody holds, or dead that somebody holds")
+        ledger, recount = (
+            (self._num_tree_pages, self._num_locked_pages),
+            (int((pages != 0).sum()), int((locks > 0).sum())),
+        )
+        if ledger != recount:
+            raise AuditError(f"swa: ledger (tree, locked) {ledger}, recount {recount}")
+        live: PageIds = pages[pages != 0]
+        return live
+
+    def _audit_windows(self, nodes: Sequence[Node], windows: Sequence[Window]) -> None:
+        for node in nodes:
+            for end, window in node.swa.windows.items():
+                if (
+                    window.node is not node
+                    or not node.start_page < end <= node.end_page
+                    or end != window.end_page
+                ):
+                    raise AuditError(f"swa: window that ends at page {end} is filed at a wrong node")
         if set(map(id, windows)) != set(map(id, self.order.victims())):
             raise AuditError("swa: the eviction order does not hold exactly the kept windows")
 

@@ -37,7 +37,12 @@ class CacheMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: len(self.world.running) < 5)
-    @rule(source=st.integers(0, 50), cut=st.integers(0, 60), tail=TOKENS, namespace=st.sampled_from(["", "", "a"]))
+    @rule(
+        source=st.integers(0, 50),
+        cut=st.integers(0, 60),
+        tail=TOKENS,
+        namespace=st.sampled_from(["", "", "a"]),
+    )
     def start(self, source: int, cut: int, tail: list[int], namespace: str) -> None:
         base, _ = self.world.seen[source % len(self.world.seen)]
         self.world.start(base[:cut] + tail, namespace)

@@ -1,4 +1,4 @@
-"""What a request finds in the cache after others: hits, gaps, branch points, windows, eviction, by example."""
+"""What a request finds in the cache after others: hits, gaps, branch points, windows, eviction."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from support.cache_world import CacheWorld, Running
 from forkpoint.cache import CacheGeometry, OutOfPages, PrefixCache
 
 
-def make_world(page_size: int = 1, window: int | None = 6, full: int = 4000, swa: int = 4000, **kwargs: str) -> CacheWorld:
+def make_world(
+    page_size: int = 1, window: int | None = 6, full: int = 4000, swa: int = 4000, **kwargs: str
+) -> CacheWorld:
     return CacheWorld(CacheGeometry(page_size, window), full_pages=full, swa_pages=swa, **kwargs)  # type: ignore[arg-type]
 
 
-def run_prompt(world: CacheWorld, tokens: list[int], chunk: int = 10_000, decode: int = 0, namespace: str = "") -> Running:
+def run_prompt(
+    world: CacheWorld, tokens: list[int], chunk: int = 10_000, decode: int = 0, namespace: str = ""
+) -> Running:
     running = world.start(tokens, namespace)
     while running.num_computed < len(tokens):
         assert world.compute(running, chunk)

@@ -1,4 +1,4 @@
-"""Sequences that live through the cache's verbs with checked page contents: one world for hypothesis and fuzzing."""
+"""Sequences that live through the cache's verbs, with checked page contents; for hypothesis and fuzzing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class CacheWorld:
         match = self.cache.match(array, namespace)
         before = (self.cache.full_use, self.cache.swa_use, self.cache.dump())
         assert self.cache.match(array, namespace) == match
-        assert (self.cache.full_use, self.cache.swa_use, self.cache.dump()) == before, "match changed something"
+        assert (self.cache.full_use, self.cache.swa_use, self.cache.dump()) == before, (
+            "match changed something"
+        )
         assert match.resume_len <= match.full_len <= len(tokens) - 1
         lease = self.cache.acquire(match, prompt_len=len(tokens))
         running = Running(list(tokens), namespace, len(tokens), lease, match.resume_len)

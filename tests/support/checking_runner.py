@@ -115,7 +115,9 @@ class CheckingRunner:
         wrong[1:] |= self._parents[slots[1:]] != self._hashes["full"][slots[:-1]]
         if wrong.any():
             where = int(np.flatnonzero(wrong)[0])
-            raise StrangerState(f"full: position {where} reads a slot of position {int(positions[where])}, or of a stranger")
+            raise StrangerState(
+                f"full: position {where} reads a slot of position {int(positions[where])}, or of a stranger"
+            )
 
     def _expect(
         self, kind: Kind, slots: NDArray[np.int64], hashes: NDArray[np.uint64], positions: NDArray[np.int64]

@@ -87,7 +87,9 @@ class EngineWorld:
         choice: int = 0,
     ) -> int:
         uid = len(self.stories)
-        params = SamplingParams(seed=uid, max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids)
+        params = SamplingParams(
+            seed=uid, max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids
+        )
         self.stories[uid] = Story(prompt, max_tokens, stop_token_ids, namespace, [])
         self.engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params, choice, namespace))
         return uid
@@ -228,9 +230,17 @@ def _submit_random(world: EngineWorld, rng: random.Random) -> None:
     if recent and rng.random() < 0.8:
         story = rng.choice(recent)
         base, namespace = story.prompt + story.tokens, story.namespace
-        base = base[: rng.randint(0, len(base))] if rng.random() < 0.6 else base[: max(0, len(base) - rng.randint(0, 5))]
+        base = (
+            base[: rng.randint(0, len(base))]
+            if rng.random() < 0.6
+            else base[: max(0, len(base) - rng.randint(0, 5))]
+        )
     tail = [rng.randint(0, 2) for _ in range(rng.choice([1, 2, 10, 40, 90]))]
-    stop = frozenset(range(0, 60)) if rng.random() < 0.3 else frozenset()
+    stop = frozenset(range(60)) if rng.random() < 0.3 else frozenset()
     world.submit(
-        base + tail, rng.choice([1, 2, 5, 20, 60, 130]), stop_token_ids=stop, namespace=namespace, choice=rng.randint(0, 3)
+        base + tail,
+        rng.choice([1, 2, 5, 20, 60, 130]),
+        stop_token_ids=stop,
+        namespace=namespace,
+        choice=rng.randint(0, 3),
     )

@@ -19,7 +19,6 @@ from support.text_doubles import ByteTokenizer, TagTemplate
 
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.server.app import create_app
-from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
 from forkpoint.server.services import Timing
 
@@ -36,8 +35,6 @@ class World:
     url: str
     http: httpx2.Client
     openai: openai.OpenAI
-    lifecycle: Lifecycle
-    loop: asyncio.AbstractEventLoop
 
     def complete(self, **body: Any) -> dict[str, Any]:
         return self._post("/v1/completions", {"prompt": "hello", **body})
@@ -50,12 +47,6 @@ class World:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         response = self.http.post(path, content=content, headers={"content-type": "application/json"})
         return error_of(response, status)
-
-    def on_loop(self, action: Any) -> None:
-        """Run something on the server's event loop."""
-        done = threading.Event()
-        self.loop.call_soon_threadsafe(lambda: (action(), done.set()))
-        assert done.wait(10)
 
     def metric(self, line_start: str) -> float:
         """The value of the one sample of /metrics whose line starts like this."""
@@ -113,14 +104,13 @@ def serving(
     thread = _ServerThread(server, listener, engine)
     thread.start()
     assert thread.is_running.wait(10)
-    assert thread.loop is not None
     key = server_config.api_keys[0] if server_config.api_keys else "unused"
     try:
         with (
             httpx2.Client(base_url=url, timeout=20) as http,
             openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=20) as client,
         ):
-            yield World(engine, tokenizer, template, url, http, client, app.state.lifecycle, thread.loop)
+            yield World(engine, tokenizer, template, url, http, client)
     finally:
         server.should_exit = True
         thread.join(15)
@@ -133,7 +123,6 @@ class _ServerThread(threading.Thread):
     listener: Any
     engine: FakeEngine
     is_running: threading.Event = field(default_factory=threading.Event)
-    loop: asyncio.AbstractEventLoop | None = None
 
     def __post_init__(self) -> None:
         super().__init__(daemon=True)
@@ -142,7 +131,6 @@ class _ServerThread(threading.Thread):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        self.loop = asyncio.get_running_loop()
         await self.engine.start()
         self.is_running.set()
         await self.server.serve(sockets=[self.listener])

@@ -59,7 +59,7 @@ class PagedWorld:
     def step(self, batch: Sequence[tuple[PagedSequence, int]]) -> None:
         """Run the next `num_rows` rows of each sequence as one batch; appends the logits of every row."""
         logits = self._runner.logits(self.inputs(batch))
-        for (sequence, num_rows), rows in zip(batch, logits.split([n for _, n in batch]), strict=True):
+        for (sequence, num_rows), rows in zip(batch, torch.split(logits, [n for _, n in batch]), strict=True):
             sequence.num_computed += num_rows
             sequence.logits.append(rows)
 

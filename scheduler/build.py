@@ -1,0 +1,162 @@
+"""Puts an engine together: loads the model, sizes the pools, joins cache, scheduler and runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from forkpoint.cache import CacheGeometry, PrefixCache
+from forkpoint.configs.errors import ConfigError
+from forkpoint.configs.serving import EngineConfig
+from forkpoint.model.config import ModelConfig
+from forkpoint.model.device import resolve_kv_dtype
+from forkpoint.model.inputs import Kind
+from forkpoint.model.load import Model, load_model
+from forkpoint.model.runner import ModelRunner
+from forkpoint.scheduler.engine import Engine
+from forkpoint.scheduler.limits import SchedulerLimits
+from forkpoint.scheduler.messages import EngineInfo, LoadProgress
+from forkpoint.scheduler.pool_sizes import PoolDemand, PoolSizes, size_pools
+from forkpoint.scheduler.scheduler import Scheduler
+
+Progress = Callable[[LoadProgress], None]
+
+# Defaults by device: a CPU step of more rows would stall running streams for most of a second.
+DEFAULT_CHUNK = {"cpu": 512, "cuda": 8192}
+DEFAULT_MAX_RUNNING = {"cpu": 32, "cuda": 256}
+# Share of the memory that is free after the weights, when neither bytes nor a share is given.
+DEFAULT_CPU_SHARE = 0.25
+MAX_DEFAULT_CPU_BYTES = 4 << 30
+DEFAULT_CUDA_SHARE = 0.88
+
+
+def build_engine(config: EngineConfig, progress: Progress) -> Engine:
+    """Load and connect everything. Raises ModelLoadError or ConfigError for what the user can put right."""
+    model = load_model(
+        config.model_dir,
+        dtype=config.dtype,
+        device=config.device,
+        progress=lambda done, total: progress(LoadProgress("loading weights", done, total)),
+    )
+    limits = _limits(config, model)
+    progress(LoadProgress("warming up", 0, 1))
+    kinds = model.config.kinds
+    capacity: dict[Kind, int] = {"full": limits.full_pages, "swa": limits.swa_pages}
+    runner = ModelRunner(
+        model,
+        num_pages={kind: capacity[kind] + 1 for kind in kinds},
+        page_size=config.page_size,
+        kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
+    )
+    runner.warm_up()
+    progress(LoadProgress("warming up", 1, 1))
+    return make_engine(config, limits, runner, _info(limits, model, runner))
+
+
+def make_engine(
+    config: EngineConfig, limits: SchedulerLimits, runner: ModelRunner, info: EngineInfo
+) -> Engine:
+    """Cache and scheduler around a runner."""
+    cache = PrefixCache(
+        limits.geometry,
+        full_pages=limits.full_pages,
+        swa_pages=limits.swa_pages,
+        retention=config.retention,
+        eviction=config.radix_eviction_policy,
+        enabled=config.enable_radix_cache,
+    )
+    return Engine(Scheduler(cache, limits), runner, kinds=runner.config.kinds, info=info)
+
+
+def _limits(config: EngineConfig, model: Model) -> SchedulerLimits:
+    device = model.device.type
+    chunk = config.chunked_prefill_size or DEFAULT_CHUNK[device]
+    max_running = config.max_running_requests or DEFAULT_MAX_RUNNING[device]
+    context_length = _context_length(config, model.config)
+    geometry = CacheGeometry(config.page_size, model.config.window)
+    sizes = _pool_sizes(
+        config, model, geometry, chunk=chunk, max_running=max_running, context_length=context_length
+    )
+    return SchedulerLimits(
+        geometry,
+        context_length=context_length,
+        # Every running sequence must be able to decode in one step.
+        max_rows=max(chunk, max_running),
+        max_running=max_running,
+        full_pages=sizes.full_pages,
+        swa_pages=sizes.swa_pages,
+    )
+
+
+def _context_length(config: EngineConfig, model: ModelConfig) -> int:
+    if config.context_length is None:
+        return model.context_length
+    if config.context_length > model.context_length:
+        raise ConfigError(
+            f"context length {config.context_length} is beyond the model's {model.context_length}",
+            hint="--context-length",
+        )
+    return config.context_length
+
+
+def _pool_sizes(
+    config: EngineConfig,
+    model: Model,
+    geometry: CacheGeometry,
+    *,
+    chunk: int,
+    max_running: int,
+    context_length: int,
+) -> PoolSizes:
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, model.dtype)
+    return size_pools(
+        PoolDemand(
+            geometry,
+            context_length=context_length,
+            max_running=max_running,
+            chunk=chunk,
+            full_bytes_per_token=model.config.kv_bytes_per_token("full", kv_dtype),
+            swa_bytes_per_token=model.config.kv_bytes_per_token("swa", kv_dtype),
+            memory_bytes=_kv_memory_bytes(config, model.device),
+            full_tokens=config.full_tokens,
+            swa_tokens=config.swa_tokens,
+            swa_full_tokens_ratio=config.swa_full_tokens_ratio,
+        )
+    )
+
+
+def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
+    """What the pools may take, now that the weights are in memory."""
+    if config.kv_cache_memory_bytes is not None:
+        return config.kv_cache_memory_bytes
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = config.mem_fraction_static or DEFAULT_CUDA_SHARE
+        return max(0, int(total * share) - (total - free))
+    total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
+    if config.mem_fraction_static is not None:
+        return max(0, int(total * config.mem_fraction_static) - psutil.Process().memory_info().rss)
+    return min(int(available * DEFAULT_CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
+
+
+def _info(limits: SchedulerLimits, model: Model, runner: ModelRunner) -> EngineInfo:
+    size = limits.geometry.page_size
+    return EngineInfo(
+        context_length=limits.context_length,
+        vocab_size=model.config.vocab_size,
+        page_size=size,
+        full_tokens=limits.full_pages * size,
+        swa_tokens=limits.swa_pages * size,
+        window=limits.geometry.window,
+        margin=limits.geometry.margin,
+        max_running_requests=limits.max_running,
+        chunked_prefill_size=limits.max_rows,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=model.device.type,
+        attention_backend=runner.attention_backend,
+        layer_pattern=model.config.layer_pattern,
+        num_parameters=model.num_parameters,
+    )

@@ -1,0 +1,85 @@
+"""The engine process: loads the model, then alternates between its inbox and a step until told to end.
+
+One thread. The pipe to the API process closes when that process dies, whatever the reason; so does this one.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import structlog
+
+from forkpoint.configs.errors import ConfigError, ModelLoadError
+from forkpoint.configs.logs import configure_logging
+from forkpoint.configs.serving import EngineConfig
+from forkpoint.scheduler.engine import Engine, EngineBroken
+from forkpoint.scheduler.messages import Failed, FromEngine, LoadProgress, Ready, Shutdown, ToEngine
+
+log = structlog.get_logger("forkpoint.engine")
+
+# How long the engine waits for a message before it uses an idle moment to audit the cache.
+IDLE_AUDIT_S = 2.0
+
+BuildEngine = Callable[[EngineConfig, Callable[[LoadProgress], None]], Engine]
+
+
+def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connection) -> None:
+    """Entry point of the spawned process; returns when it is told to, or when the API process is gone."""
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the API process decides for both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    from forkpoint.model.device import set_num_threads
+    from forkpoint.scheduler.build import build_engine
+
+    configure_logging(config.log_level, config.log_format)
+    set_num_threads()
+    serve_pipe(config, inbox, outbox, build_engine)
+
+
+def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, build: BuildEngine) -> None:
+    """Build an engine and serve it over two pipes."""
+
+    def send(message: FromEngine) -> None:
+        outbox.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+    try:
+        engine = build(config, send)
+        send(Ready(engine.info))
+        _loop(engine, inbox, send)
+    except (ConfigError, ModelLoadError) as error:
+        send(Failed(str(error), error.hint))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        log.warning("api_process_gone")
+    except EngineBroken as error:
+        log.error("engine_broken", reason=str(error))
+        send(Failed(str(error)))
+
+
+def _loop(engine: Engine, inbox: Connection, send: Callable[[FromEngine], None]) -> None:
+    is_audited = True
+    while True:
+        has_news = False
+        while inbox.poll(_patience_s(engine, has_news=has_news, is_audited=is_audited)):
+            message: ToEngine = pickle.loads(inbox.recv_bytes())
+            if isinstance(message, Shutdown):
+                return
+            answer = engine.handle(message)
+            if answer is not None:
+                send(answer)
+            has_news = True
+        if engine.has_work or has_news:
+            send(engine.step())
+            is_audited = False
+        else:
+            engine.scheduler.cache.audit()
+            is_audited = True
+
+
+def _patience_s(engine: Engine, *, has_news: bool, is_audited: bool) -> float | None:
+    if engine.has_work or has_news:
+        return 0.0
+    return None if is_audited else IDLE_AUDIT_S
