@@ -28,6 +28,10 @@ class Lifecycle:
         self._num_active = 0
         self.is_draining = False
 
+    @property
+    def is_idle(self) -> bool:
+        return self._num_active == 0
+
     def begin_draining(self) -> None:
         self.is_draining = True
 

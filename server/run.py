@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator
 import structlog
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forkpoint.configs.errors import EngineDied
+from forkpoint.configs.logs import configure_logging
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.scheduler.client import EngineClient, EngineState
 from forkpoint.server.app import create_app
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
-from forkpoint.configs.logs import configure_logging
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
 # After the running streams were told to end: time for their last event to reach the clients.
@@ -76,7 +77,6 @@ async def _serve(
     )
     signals = _Signals()
     http = asyncio.create_task(server.serve(sockets=[listener]))
-    await engine.start()
     engine_watch = asyncio.create_task(_watch_engine(engine, announce_ready))
     first_signal = asyncio.create_task(signals.first.wait())
     try:
@@ -87,16 +87,20 @@ async def _serve(
     finally:
         first_signal.cancel()
         engine_watch.cancel()
+        if not app.state.lifecycle.is_idle:
+            server.abort_connections()  # of clients that do not even read their last event
         server.should_exit = True
         server.force_exit = signals.second.is_set()
         await asyncio.gather(http, engine_watch, first_signal, return_exceptions=True)
+        server.abort_connections()
         await engine.stop()
     _log.info("stopped")
     return 0
 
 
 async def _watch_engine(engine: EngineClient, announce_ready: Callable[[], None]) -> None:
-    """Ends only by raising: what wait_ready raises, or EngineDied if the engine gave up for good."""
+    """Start it; ends only by raising what wait_ready raises, or EngineDied if the engine gave up for good."""
+    await engine.start()
     info = await engine.wait_ready()
     _log.info("ready", context_length=info.context_length, device=info.device, dtype=info.dtype)
     announce_ready()
@@ -144,3 +148,9 @@ class _SignalFreeServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def abort_connections(self) -> None:
+        """Drop what is still open, unsent data too: closing would wait for readers that never come."""
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol):
+                connection.transport.abort()

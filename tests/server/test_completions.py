@@ -102,8 +102,8 @@ def test_sampling_fields_reach_the_engine() -> None:
         world.complete(top_k=-1, temperature=0, ignore_eos=True, max_tokens=1)
         first, second = (submit.params for submit in world.engine.submits)
     assert (first.temperature, first.top_p, first.top_k, first.min_p) == (0.5, 0.9, 40, 0.1)
-    assert (first.max_tokens, first.stop_token_ids) == (3, {7, EOS})
-    assert (second.top_k, second.temperature, second.stop_token_ids) == (0, 0.0, frozenset())
+    assert (first.max_tokens, first.stop_token_ids) == (3, frozenset({7, EOS}))
+    assert (second.top_k, second.temperature, second.stop_token_ids) == (0, 0.0, frozenset[int]())
 
 
 def test_end_of_text_stays_out_of_the_text_and_counts() -> None:

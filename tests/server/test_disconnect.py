@@ -13,7 +13,7 @@ def test_client_that_leaves_frees_all_its_choices(is_stream: bool, is_queued: bo
     with serving(FakeEngine(is_held=True, is_admitting=not is_queued)) as world:
         engine = world.engine
         with raw_request(
-            world, "/v1/completions", {"prompt": "hi", "n": 3, "stream": is_stream}
+            world.url, "/v1/completions", {"prompt": "hi", "n": 3, "stream": is_stream}
         ) as connection:
             engine.until(lambda: len(engine.submits) == 3)
             engine.step()
