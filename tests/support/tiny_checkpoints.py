@@ -97,7 +97,7 @@ def save_tiny_checkpoint(name: str, directory: Path, *, seed: int = 0, **save_op
     # Built under fork_rng: making a model must not move the generator of the test that asks for it.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         _randomise(model)
     model.save_pretrained(directory, **save_options)
     return directory
@@ -108,7 +108,7 @@ def _reference_model(model_dir: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
-    return model.eval()  # type: ignore[no-untyped-call]
+    return model.eval()
 
 
 @torch.inference_mode()
