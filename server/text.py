@@ -20,6 +20,12 @@ from forkpoint.server.token_bytes import DecodingRules
 from numpy.typing import NDArray
 
 
+# Normalisers that make no text shorter, as sentencepiece's "▁" for a space.
+_KEEPING_LENGTH = ("Replace", "Prepend", "ByteLevel")
+# NFC, the normaliser of Qwen, composes a letter and up to three marks into one character (U+1F82 and its like).
+MAX_COMPOSED_CHARACTERS = 4
+
+
 class Tokenizer:
     """Tokenizer of one model. Every method may be called from any thread."""
 
@@ -77,6 +83,11 @@ class Tokenizer:
     @property
     def max_token_characters(self) -> int:
         """The longest spelling of a token: n characters of text have at least n / this many tokens."""
+        return self._max_token_characters
+
+    @property
+    def max_token_characters(self) -> int:
+        """A text of n characters has at least n / this many tokens (spaces beside a special token apart)."""
         return self._max_token_characters
 
     @property
@@ -158,6 +169,14 @@ def token_text(token: Any) -> str | None:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
+
+
+def _shrinking(normaliser: dict[str, Any] | None) -> int:
+    """How many characters of a text may become one before it is cut into tokens."""
+    steps = normaliser["normalizers"] if normaliser and normaliser["type"] == "Sequence" else [normaliser]
+    if all(step is None or step["type"] in _KEEPING_LENGTH for step in steps):
+        return 1
+    return MAX_COMPOSED_CHARACTERS
 
 
 def _ids(value: Any) -> frozenset[int]:
