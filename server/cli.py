@@ -13,7 +13,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from forkpoint.configs.errors import ConfigError, ForkpointError, ModelLoadError
+from forkpoint.configs.errors import ConfigError, EngineDied, ForkpointError, ModelLoadError
 from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
 from forkpoint.server.cli_layers import Layers
 
@@ -54,6 +54,9 @@ def run(arguments: Sequence[str]) -> int:
     except (ConfigError, ModelLoadError) as error:
         _complain(str(error), error.hint)
         return USAGE_ERROR
+    except EngineDied as error:
+        _complain(str(error), "if memory ran out, lower --kv-cache-memory-bytes or --max-total-tokens")
+        return FAILURE
     except ForkpointError as error:
         _complain(str(error), None)
         return FAILURE
