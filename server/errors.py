@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from forkpoint.configs.errors import EngineUnavailable, ForkpointError, RequestError
+from forkpoint.server.closing_response import ClosingResponse
 
 MAX_MESSAGE_CHARS = 500  # at most 4 bytes each in UTF-8: a message never exceeds 2 KB on the wire
 
@@ -78,7 +79,9 @@ class ErrorReply:
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        return Response(
+        # Of a body that was not read to its end nothing may be taken for the next request.
+        kind = ClosingResponse if self.status in (408, 413) else Response
+        return kind(
             orjson.dumps(self.envelope),
             status_code=self.status,
             headers=dict(self.headers),

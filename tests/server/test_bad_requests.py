@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import openai
 import pytest
 from support.fake_engine import INFO, FakeEngine
-from support.http_server import MODEL, World, error_of, serving
+from support.http_server import MODEL, World, error_of, read_until, serving
+
+from forkpoint.server.services import Timing
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -192,6 +195,45 @@ def test_body_beyond_the_limit_is_a_413_with_and_without_a_length(world: World) 
 
     chunked = world.http.post(COMPLETIONS, content=pieces(), headers=headers)
     assert error_of(chunked, 413)["code"] == "body_too_large"
+    assert declared.headers["connection"] == chunked.headers["connection"] == "close"
+
+
+def test_official_client_sees_the_413_of_a_body_far_beyond_the_limit(world: World) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        world.openai.completions.create(model=MODEL, prompt="x" * 20_000_000)
+    assert caught.value.status_code == 413
+
+
+def test_body_that_does_not_arrive_in_time_is_a_408() -> None:
+    with serving(timing=Timing(body_timeout_s=0.05)) as other:
+        host, _, port = other.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            assert read_until(connection, b"did not arrive").startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "answer"),
+    [
+        (b"GET /livez HTTP/1.0\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 400"),
+        (b"nonsense\r\n\r\n", b"HTTP/1.1 400"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n{}",
+            b"HTTP/1.1 400",
+        ),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
+            b"HTTP/1.1 100",
+        ),
+    ],
+)
+def test_unusual_http_is_answered(world: World, request_bytes: bytes, answer: bytes) -> None:
+    host, _, port = world.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request_bytes)
+        assert read_until(connection, b"\r\n").startswith(answer)
 
 
 def test_content_type_must_be_json_if_there_is_one(world: World) -> None:
