@@ -144,28 +144,26 @@ class ChatTemplate:
     def _probe_content_parts(self) -> bool:
         """Try it: one part must render as the string does, and two parts must both appear, in order."""
         self._accepts_content_parts = True  # so that render() hands the parts on
-        return any(
-            self._roles_accept_parts(roles)
-            for roles in (("system", "user", "assistant"), ("user", "assistant"))
-        )
+        for roles in (("system", "user", "assistant"), ("user", "assistant")):
+            texts = [(f"probe{role}one", f"probe{role}two") for role in roles]
+            try:
+                as_strings = self._rendered_probe(roles, [one for one, _ in texts])
+            except RequestError:
+                continue  # no system role in this template
+            try:
+                as_parts = self._rendered_probe(roles, [[_text_part(one)] for one, _ in texts])
+                in_pairs = self._rendered_probe(
+                    roles, [[_text_part(one), _text_part(two)] for one, two in texts]
+                )
+            except RequestError:
+                return False
+            places = [in_pairs.find(text) for pair in texts for text in pair]
+            return as_strings == as_parts and -1 not in places and places == sorted(places)
+        return False
 
-    def _roles_accept_parts(self, roles: tuple[str, ...]) -> bool:
-        texts = [(f"probe{role}one", f"probe{role}two") for role in roles]
-
-        def rendered(contents: list[Any]) -> str:
-            return self.render(
-                [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)],
-                add_generation_prompt=False,
-            )
-
-        try:
-            as_strings = rendered([one for one, _ in texts])
-            as_parts = rendered([[_text_part(one)] for one, _ in texts])
-            in_pairs = rendered([[_text_part(one), _text_part(two)] for one, two in texts])
-        except RequestError:
-            return False
-        places = [in_pairs.find(text) for pair in texts for text in pair]
-        return as_strings == as_parts and -1 not in places and places == sorted(places)
+    def _rendered_probe(self, roles: Sequence[str], contents: Sequence[Any]) -> str:
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+        return self.render(messages, add_generation_prompt=False)
 
 
 def join_text_parts(parts: Sequence[Mapping[str, Any]]) -> str:
