@@ -45,8 +45,16 @@ class CheckingRunner:
         # The hash before each full slot's position: a table is right only if each slot follows from the last.
         self._parents = np.zeros(num_pages["full"] * page_size, dtype=np.uint64)
         self.num_steps = 0
+        self.failure: AssertionError | None = None
 
     def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+        try:
+            return self._step(inputs, draws)
+        except AssertionError as failure:
+            self.failure = failure  # the engine turns what a step raises into an answer
+            raise
+
+    def _step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
         self.num_steps += 1
         assert len(draws) == len(inputs.sample_rows)
         row_hashes = np.empty(inputs.num_rows, dtype=np.uint64)

@@ -102,6 +102,8 @@ class EngineWorld:
     def step(self) -> StepTokens:
         self.time_s += 1.0
         report = self.engine.step()
+        if self.runner.failure is not None:
+            raise self.runner.failure
         self.num_steps += 1
         self._take(report)
         self.check()

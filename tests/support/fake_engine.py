@@ -137,11 +137,9 @@ class FakeEngine:
 
     def abort(self, uid: int) -> None:
         with self._news:
-            is_waiting = any(waiting.submit.uid == uid for waiting in self._waiting)
             self._waiting = [waiting for waiting in self._waiting if waiting.submit.uid != uid]
             running = self._sequences.pop(uid, None)
-            if running is not None or is_waiting:
-                self.aborts.append(uid)
+            self.aborts.append(uid)
             if running is not None:
                 running.mailbox.put(finish=Finish(uid, "abort"))
             self._changed()

@@ -1,0 +1,194 @@
+"""The real scheduler, cache and page tables under the checking runner: random stories, every step audited."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.checking_runner import StrangerState
+from support.engine_world import EngineWorld, random_engine, random_engine_step
+
+from forkpoint.cache import CacheGeometry
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_stories_end_as_a_cold_run_would(seed: int) -> None:
+    rng = random.Random(seed)
+    world = random_engine(rng)
+    for _ in range(120):
+        random_engine_step(world, rng)
+    world.finish_all()
+
+
+def prompt(start: int, length: int) -> list[int]:
+    return [start * 1000 + index for index in range(length)]
+
+
+def roomy(page_size: int = 4, window: int | None = 16, max_rows: int = 64, **kwargs: int) -> EngineWorld:
+    geometry = CacheGeometry(page_size, window)
+    sizes = {"full_pages": 2000, "swa_pages": 1000} | kwargs
+    return EngineWorld(geometry, max_rows=max_rows, **sizes)  # type: ignore[arg-type]
+
+
+def run_with_frontier_raised_by(positions: int) -> None:
+    world = roomy(page_size=1, window=40)
+    # The cache frees below p - (W - 1) - margin: a smaller W there raises its frontier.
+    object.__setattr__(world.geometry, "window", 40 - positions)
+    world.submit(prompt(1, 100), 20)
+    world.run()
+
+
+def test_a_page_freed_one_position_too_early_fails_at_that_step() -> None:
+    run_with_frontier_raised_by(16)  # uses up the margin and no more
+    with pytest.raises(StrangerState, match="needs position"):
+        run_with_frontier_raised_by(17)
+
+
+def test_an_aliased_page_fails_at_that_step() -> None:
+    world = roomy()
+    first, second = world.submit(prompt(1, 50), 50), world.submit(prompt(2, 50), 50)
+    for _ in range(3):
+        world.step()
+    leases = [sequence.lease for sequence in world.scheduler.running if sequence.uid in (first, second)]
+    assert leases[0] is not None and leases[1] is not None
+    leases[1].full_pages[3:4][:] = leases[0].full_pages[3:4]
+    with pytest.raises(StrangerState, match="full: position 12"):
+        world.engine.step()
+        assert world.runner.failure is not None
+        raise world.runner.failure
+
+
+def test_the_third_request_of_a_shared_prompt_finds_no_gap() -> None:
+    world = roomy()
+    system = prompt(0, 200)
+    uids = []
+    for index in range(1, 5):
+        uids.append(world.submit(system + prompt(index, 40), 5))
+        world.run()
+    assert [world.stories[uid].cached_tokens for uid in uids] == [0, 0, 200, 200]
+    world.finish_all()
+
+
+def test_decode_rows_run_beside_prefill_chunks() -> None:
+    world = roomy(max_rows=16)
+    world.submit(prompt(1, 10), 40)
+    world.step()
+    world.submit(prompt(2, 100), 5)
+    report = world.step()
+    assert (report.num_decode_rows, report.num_prefill_rows) == (1, 12), (
+        "15 rows are left, cut to whole pages"
+    )
+    world.finish_all()
+
+
+def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
+    world = roomy(full_pages=100, max_rows=512)
+    world.submit(prompt(1, 200), 40)
+    world.step()
+    large, small = world.submit(prompt(2, 300), 5), world.submit(prompt(3, 8), 5)
+    while world.stories[large].cached_tokens is None:
+        assert world.stories[small].cached_tokens is None
+        world.step()
+    world.finish_all()
+
+
+def test_retraction_gives_the_oldest_its_pages_and_resumes_the_newest() -> None:
+    world = roomy(full_pages=60, swa_pages=200, max_rows=256)
+    uids = [world.submit(prompt(index, 60), 90) for index in range(1, 4)]
+    world.run()
+    stats = world.engine.stats()
+    assert stats.retractions > 0
+    assert [len(world.stories[uid].tokens) for uid in uids] == [90, 90, 90]
+    assert stats.prompt_tokens == 180, "a retracted prompt is counted once"
+    world.finish_all()
+
+
+def test_a_swa_pool_of_two_windows_plus_a_chunk_serves_sixteen_requests() -> None:
+    geometry = CacheGeometry(4, 32)
+    pages = (2 * geometry.max_resting_swa_tokens() + 64) // 4
+    world = EngineWorld(geometry, full_pages=4000, swa_pages=pages, max_rows=64, max_running=16)
+    for index in range(16):
+        world.submit(prompt(0, 100) + prompt(index + 1, 50), 20)
+    world.run(max_steps=600)
+    world.finish_all()
+
+
+def test_the_smallest_legal_swa_pool_still_serves() -> None:
+    geometry = CacheGeometry(4, 32)
+    pages = -(-(32 + geometry.margin + 8) // 4)
+    world = EngineWorld(geometry, full_pages=4000, swa_pages=pages, max_rows=64)
+    for index in range(3):
+        world.submit(prompt(index, 150), 10)
+    world.run(max_steps=2000)
+    world.finish_all()
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 8])
+def test_abort_in_every_phase_frees_everything(steps_before: int) -> None:
+    world = roomy(max_rows=32)
+    uid = world.submit(prompt(1, 60), 30)
+    for _ in range(steps_before):
+        world.step()
+    world.abort(uid)
+    world.step()
+    assert world.stories[uid].finish is not None and world.stories[uid].finish.reason == "abort"
+    assert world.scheduler.num_running == world.scheduler.num_waiting == 0
+    assert world.cache.full_use.leased == 0
+    world.finish_all()
+
+
+def test_abort_of_an_unknown_uid_is_ignored() -> None:
+    world = roomy()
+    world.scheduler.abort(12345)
+    world.finish_all()
+
+
+def test_stop_tokens_and_length_end_a_sequence() -> None:
+    world = roomy()
+    every_token = frozenset(range(1000))
+    stopped = world.submit(prompt(1, 10), 5, stop_token_ids=every_token)
+    counted = world.submit(prompt(2, 10), 5)
+    world.run()
+    finish = world.stories[stopped].finish
+    assert finish is not None and finish.reason == "stop"
+    assert len(world.stories[stopped].tokens) == 1
+    assert len(world.stories[counted].tokens) == 5
+
+
+def test_the_context_ends_with_length() -> None:
+    world = EngineWorld(CacheGeometry(4, 16), full_pages=200, swa_pages=100, max_rows=64, context_length=30)
+    uid = world.submit(prompt(1, 20), 1000)
+    world.run()
+    assert len(world.stories[uid].tokens) == 10
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "words"),
+    [(400, 1, "400 tokens; the KV pool holds 400"), (100, 400, "500 slots; the KV pool holds 400")],
+)
+def test_a_request_that_can_never_fit_is_refused_at_once(length: int, max_tokens: int, words: str) -> None:
+    world = roomy(full_pages=100)
+    uid = world.submit(prompt(1, length), max_tokens)
+    report = world.step()
+    assert report.finished[0].uid == uid and report.finished[0].reason == "error"
+    assert words in str(report.finished[0].message)
+    world.finish_all()
+
+
+def test_a_step_that_fails_ends_its_requests_only() -> None:
+    world = roomy()
+    broken = world.submit(prompt(1, 10), 5)
+    real_step = world.runner.step
+
+    def raise_once(*_: object) -> object:
+        world.runner.step = real_step  # type: ignore[method-assign]
+        raise RuntimeError("device says no")
+
+    world.runner.step = raise_once  # type: ignore[method-assign, assignment]
+    report = world.engine.step()
+    assert [finish.reason for finish in report.finished] == ["error"]
+    assert "RuntimeError" in str(report.finished[0].message)
+    assert report.finished[0].uid == broken
+    world.stories[broken].finish = report.finished[0]
+    world.submit(prompt(2, 10), 5)
+    world.finish_all()
