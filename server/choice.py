@@ -53,7 +53,10 @@ class ChoiceEnding:
 
 
 class Choice:
-    """Mutable: follows one sequence from submission to its end."""
+    """Mutable: follows one sequence from submission to its end.
+
+    is_finished: its last event is known. runs_in_engine: the engine has not said that it is done with it.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Choice:
         self.started: Started | None = None
         self.num_tokens = 0
         self.is_finished = False
+        self.runs_in_engine = True
         self._mailbox = mailbox
         self._detokenizer = detokenizer
         self._matcher = matcher
@@ -111,6 +115,8 @@ class Choice:
         if delta.started is not None:
             self.started = delta.started
             self._timer.started(delta.started.queue_time_s)
+        if delta.finish is not None:
+            self.runs_in_engine = False
         if delta.finish is not None and delta.finish.reason in ("error", "abort"):
             raise GenerationFailed(delta.finish.message or "the engine gave this request up")
         return delta

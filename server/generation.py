@@ -111,15 +111,15 @@ class Generation:
         """Make the engine give up what is not finished. Idempotent."""
         for choice in self.choices:
             if not choice.is_finished:
-                self._engine.abort(choice.uid)
+                if choice.runs_in_engine:
+                    self._engine.abort(choice.uid)
                 choice.abandon("error" if has_failed else "abort")
 
     async def _events_of(self, choice: Choice) -> AsyncGenerator[ChoiceEvent, None]:
         async with aclosing(choice.events()) as events:
             async for event in events:
-                if isinstance(event, ChoiceFinished):
-                    # After a stop string the engine would go on; after its own finish this does nothing.
-                    self._engine.abort(choice.uid)
+                if isinstance(event, ChoiceFinished) and choice.runs_in_engine:
+                    self._engine.abort(choice.uid)  # after a stop string the engine would go on
                 yield event
 
 
