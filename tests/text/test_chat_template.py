@@ -36,7 +36,7 @@ LOSES_PARTS = (
     "{{ message.content }}{% else %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}"
     "{% endfor %}"
 )
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": " Be short. "},
     {"role": "user", "content": "Hi <b>you</b>"},
     {"role": "assistant", "content": "Hello 🚂", "tool_calls": None},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,15 +34,22 @@ def gguf_path(tmp_path: Path) -> Path:
     return write_gguf(tmp_path / "tiny.gguf", "qwen3", tiny_model("qwen3"))
 
 
+def load_whole(directory: Path) -> Any:
+    """transformers' model of a directory, every tensor used and none missing."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True
+    )
+    model, report = loaded
+    assert not any(report.values())
+    return model
+
+
 @each_architecture
 def test_a_converted_file_is_the_model_it_was_made_from(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)
     path = write_gguf(tmp_path / "tiny.gguf", architecture, model)
     directory = resolve_model(str(path), cache_dir=tmp_path / "cache")
-    converted, report = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, output_loading_info=True
-    )
-    assert not any(report.values())
+    converted = load_whole(directory)
     token_ids = torch.arange(40).view(1, 40) * 7 % 300
     with torch.inference_mode():
         expected, got = model(token_ids).logits, converted.eval()(token_ids).logits
@@ -78,8 +86,7 @@ def test_shards_are_split_and_indexed(
     write_checkpoint(gguf_path, output, chat_template=None, progress=lambda *step: progress.append(step))
     index = json.loads((output / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
-    _, report = AutoModelForCausalLM.from_pretrained(output, output_loading_info=True)
-    assert not any(report.values())
+    load_whole(output)
     num_tensors = len(index["weight_map"])
     assert ("converting weights", num_tensors, num_tensors) in progress
 
@@ -188,9 +195,7 @@ def test_the_rest_of_a_killed_conversion_is_cleared_away(gguf_path: Path, tmp_pa
         ({"settings": {"attention.logit_softcapping": 30.0}}, r"llama\.attention\.logit_softcapping"),
     ],
 )
-def test_what_the_model_would_not_use_is_named(
-    options: dict[str, dict[str, np.ndarray]], message: str, tmp_path: Path
-) -> None:
+def test_what_the_model_would_not_use_is_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", "llama", tiny_model("llama"), **options)
     with pytest.raises(ModelLoadError, match=message):
         resolve_model(str(path), cache_dir=tmp_path / "cache")
