@@ -93,6 +93,7 @@ def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
         _build_layer(config, layer, lambda name, i=index: read(f"layers.{i}.{name}"))  # type: ignore[misc]
         for index, layer in enumerate(config.layers)
     )
+    # Packing a tied head copies it: rows cannot be looked up in packed weights. Decoding 8 rows is worth it.
     head = embedding if config.is_tied else read("lm_head")
     return ModelWeights(
         embedding=embedding,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.paged import PagedSequence, PagedWorld
-from support.tiny_checkpoints import CONFIGS, VOCAB_SIZE, WINDOW, reference_logits
+from support.tiny_checkpoints import VOCAB_SIZE, WINDOW, reference_logits
 
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
@@ -20,7 +20,7 @@ from forkpoint.model.runner import ModelRunner
 TOLERANCE = 1e-4
 PROMPT_LENGTH = 8 * WINDOW + 5
 
-FAMILIES = tuple(CONFIGS)
+FAMILIES = ("gemma3", "llama", "qwen3", "qwen3_sliding")
 HYBRID_FAMILIES = ("gemma3", "qwen3_sliding")
 BACKENDS = ("torch", "cpu")
 
@@ -125,6 +125,21 @@ def test_reused_prefix_with_gap_rows_equals_transformers(
     first.token_ids += _prompt(seed=5)[:4]
     world.step([(first, 4)])
     assert _error(first, reference_logits(checkpoints[family], first.token_ids)) < TOLERANCE
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_model_without_full_layers_equals_transformers(checkpoints: Checkpoints, backend: str) -> None:
+    """Only one kind of table; a fork resumes where its window is live."""
+    tokens = _prompt(seed=1)
+    world = _world(_model(checkpoints["qwen3_all_sliding"]), page_size=4, backend=backend)
+    first = world.sequence(tokens)
+    world.step([(first, 64)])
+    second = world.fork(first, tokens, start=64, full_hit=64)
+    world.drop_out_of_window(first)
+    world.step([(first, len(tokens) - 64), (second, 20)])
+    reference = reference_logits(checkpoints["qwen3_all_sliding"], tokens)
+    assert _error(first, reference) < TOLERANCE
+    assert _error(second, reference, start=64) < TOLERANCE
 
 
 @pytest.mark.parametrize("family", HYBRID_FAMILIES)

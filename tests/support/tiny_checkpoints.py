@@ -83,11 +83,24 @@ def qwen3_sliding_config() -> PreTrainedConfig:
     )
 
 
+def qwen3_all_sliding_config() -> PreTrainedConfig:
+    """SSSSSS: a model without any full layer."""
+    return Qwen3Config(
+        **_COMMON,
+        num_hidden_layers=6,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=0,
+        eos_token_id=1,
+    )
+
+
 CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "gemma3": gemma3_config,
     "llama": llama_config,
     "qwen3": qwen3_config,
     "qwen3_sliding": qwen3_sliding_config,
+    "qwen3_all_sliding": qwen3_all_sliding_config,
 }
 
 
