@@ -95,8 +95,7 @@ def convert_gguf(
         with FileLock(root / ".lock"):
             if (found := find_conversion(source, cache_dir)) is not None:
                 return found
-            # Whoever holds the lock is alone: other partial directories are rests of a process that was
-            # killed.
+            # Whoever holds the lock is alone: other partial directories are rests of a killed process.
             for leftover in root.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=root) as scratch:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers.processors import TemplateProcessing
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
+    GGUF_PRE_TOKENIZER_SPLITS,
     GGUF_TOKENIZER_MAPPING,
     convert_gguf_tokenizer,
 )
@@ -25,6 +26,7 @@ _CONTROL = 3  # value of tokenizer.ggml.token_type for tokens that are no text
 END_OF_TURN_TOKENS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>"})
 # Byte-level vocabularies of Llama 3 want BOS though their files seldom say so (as in llama.cpp).
 _PRE_TOKENIZERS_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe"})
+_GPT2_SPLITS = frozenset({"default", "gpt-2"})
 _TOKEN_FIELDS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -38,8 +40,9 @@ def write_tokenizer(
 ) -> None:
     """Write the tokenizer's files into `directory`. chat_template: what to use if the file has none.
 
-    Raises ModelLoadError if the file's vocabulary is of a kind that transformers does not know.
+    Raises ModelLoadError if the file has no vocabulary, or one of a kind that transformers does not know.
     """
+    _refuse_unknown(metadata, architecture)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     described = {
         name: metadata[f"tokenizer.{key}"]
@@ -76,6 +79,25 @@ def write_tokenizer(
     template = metadata.get("tokenizer.chat_template", chat_template)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _refuse_unknown(metadata: Mapping[str, Any], architecture: str) -> None:
+    """Raise ModelLoadError for what transformers would pass over, with other tokens as the result."""
+    for key in ("tokens", "token_type"):
+        if f"tokenizer.ggml.{key}" not in metadata:
+            raise ModelLoadError(f"the GGUF file has no tokenizer.ggml.{key}", hint="is the file complete?")
+    model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    if model == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS.keys() | _GPT2_SPLITS:
+        raise ModelLoadError(
+            f"the GGUF file splits text as {split!r}, which transformers does not know",
+            hint="serve the original checkpoint (a directory with tokenizer.json) instead",
+        )
+    has_no_space = metadata.get("tokenizer.ggml.add_space_prefix") is False
+    if model == "llama" and has_no_space and not architecture.startswith("gemma"):
+        raise ModelLoadError(
+            "the GGUF file wants no space before a text, which is not built for its tokenizer",
+            hint="serve the original checkpoint (a directory with tokenizer.json) instead",
+        )
 
 
 def _adds_bos(metadata: Mapping[str, Any]) -> bool:

@@ -44,7 +44,7 @@ def resolve_model(
     torch. Raises ModelLoadError.
     """
     path = Path(name).expanduser()
-    if name == DEMO and not path.is_dir():
+    if name == DEMO:  # a directory of that name is ./demo
         return _demo(cache_dir, progress, notice)
     if path.suffix == ".gguf":
         return _gguf_file(path, cache_dir, progress)

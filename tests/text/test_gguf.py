@@ -22,6 +22,7 @@ from forkpoint.model.gguf import (
     find_conversion,
     write_checkpoint,
 )
+from forkpoint.model.gguf_tokenizer import write_tokenizer
 from forkpoint.model.resolve import default_cache_dir, no_progress, resolve_model
 from forkpoint.server.chat_template import ChatTemplate
 from forkpoint.server.text import Tokenizer
@@ -109,6 +110,27 @@ def test_the_tokenizer_adds_bos_and_knows_every_end_token(gguf_path: Path, tmp_p
     assert ids[0] == tokenizer.bos_token_id == 2
     assert AutoTokenizer.from_pretrained(directory)("hello a é")["input_ids"] == ids
     assert tokenizer.decode(ids) == "hello a é"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "gpt2", "pre": "unheard-of"}, "unheard-of"),
+        ({"model": "llama", "add_space_prefix": False}, "no space before"),
+        ({"model": "rwkv"}, "rwkv"),
+        ({"model": "llama", "add_eos_token": True}, "end token after every prompt"),
+    ],
+)
+def test_a_tokenizer_that_would_cut_text_otherwise_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    metadata = {"tokens": ["<unk>", "<s>", "</s>", "a"], "token_type": [2, 3, 3, 1], "scores": [0.0] * 4}
+    metadata |= {"bos_token_id": 1, "merges": []} | changes
+    named = {f"tokenizer.ggml.{key}": value for key, value in metadata.items()}
+    with pytest.raises(ModelLoadError, match=message):
+        write_tokenizer(
+            tmp_path, named | {"llama.context_length": 8}, architecture="llama", chat_template=None
+        )
 
 
 def test_the_given_chat_template_is_used_where_the_file_has_none(gguf_path: Path, tmp_path: Path) -> None:

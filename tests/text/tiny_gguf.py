@@ -117,7 +117,7 @@ def write_gguf(
         writer.add_rope_scaling_factor(8.0)
     for key, value in (settings or {}).items():
         writer.add_float32(f"{architecture}.{key}", value)
-    _add_tokenizer(writer)
+    _add_tokenizer(writer, architecture)
     tensors = _tensors(architecture, model) | dict(extra_tensors or {})
     tensors.pop(without or "", None)
     for name, values in tensors.items():
@@ -129,7 +129,7 @@ def write_gguf(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, architecture: str) -> None:
     tokens = [
         "<pad>",
         "<eos>",
@@ -150,7 +150,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(3)
     writer.add_pad_token_id(0)
-    writer.add_add_space_prefix(False)
+    if architecture == "gemma3":
+        writer.add_add_space_prefix(False)
 
 
 def _tensors(architecture: str, model: Any) -> dict[str, NDArray[np.float32]]:
