@@ -63,15 +63,14 @@ class TokenMailbox:
         self._news.set()
 
     async def get(self) -> TokenDelta:
-        """Wait for news and take it. Raises EngineDied if the engine went away."""
+        """Wait for news and take it. Raises EngineDied, each time, if the engine went away."""
         await self._news.wait()
-        self._news.clear()
+        if self._error is None:
+            self._news.clear()
         if not self._tokens and self._finish is None and self._started is None and self._error is not None:
             raise self._error
         delta = TokenDelta(tuple(self._tokens), self._started, self._finish)
         self._tokens, self._started, self._finish = [], None, None
-        if self._error is not None:
-            self._news.set()
         return delta
 
 

@@ -72,9 +72,9 @@ class InlineEngine:
         return mailbox
 
     def abort(self, uid: int) -> None:
-        self._mailboxes.close(uid)
-        self.engine.handle(Abort(uid))
-        self._news.set()
+        if self._mailboxes.close(uid):
+            self.engine.handle(Abort(uid))
+            self._news.set()
 
     async def flush_cache(self) -> bool:
         done = self.engine.handle(FlushCache(0))

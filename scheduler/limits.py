@@ -24,6 +24,7 @@ class SchedulerLimits:
     max_running: int
     full_pages: int
     swa_pages: int
+    reserved_decode_tokens: int = RESERVED_DECODE_TOKENS
 
     def __post_init__(self) -> None:
         size = self.geometry.page_size

@@ -38,11 +38,15 @@ class Mailboxes:
         mailbox = self._open[uid] = TokenMailbox(uid)
         return mailbox
 
-    def close(self, uid: int) -> None:
-        """End a mailbox at once with `abort`; what the engine still says of it is dropped."""
+    def close(self, uid: int) -> bool:
+        """End a mailbox at once with `abort`; what the engine still says of it is dropped.
+
+        False if there is none: the request ended before, or never was.
+        """
         mailbox = self._open.pop(uid, None)
         if mailbox is not None:
             mailbox.put(finish=Finish(uid, "abort"))
+        return mailbox is not None
 
     def deliver(self, step: StepTokens) -> None:
         """Hand out one step. A sequence's start, token and finish of one step arrive as one delta."""
@@ -74,3 +78,4 @@ class Mailboxes:
         for mailbox in self._open.values():
             mailbox.fail(error)
         self._open.clear()
+        self.stats = EngineStats()

@@ -165,8 +165,7 @@ class ProcessEngine:
         return mailbox
 
     def abort(self, uid: int) -> None:
-        self._mailboxes.close(uid)
-        if self._state is EngineState.READY:
+        if self._mailboxes.close(uid) and self._state is EngineState.READY:
             self._send(Abort(uid))
 
     async def flush_cache(self) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from forkpoint.cache import Match, OutOfPages, PrefixCache, page_floor
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import RequestError
-from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, RESERVED_DECODE_TOKENS, SchedulerLimits
+from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, SchedulerLimits
 from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
 from forkpoint.scheduler.plan import Span, StepPlan
 from forkpoint.scheduler.sequence import Sequence
@@ -212,7 +212,7 @@ class Scheduler:
         return max(0, missing) + self._decode_reserve(sequence)
 
     def _decode_reserve(self, sequence: Sequence) -> int:
-        tokens = min(sequence.num_tokens_left, RESERVED_DECODE_TOKENS)
+        tokens = min(sequence.num_tokens_left, self.limits.reserved_decode_tokens)
         return num_pages_for(tokens, self.limits.geometry.page_size)
 
     def _most_swa_pages(self, sequence: Sequence) -> int:

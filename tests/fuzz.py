@@ -1,4 +1,4 @@
-"""Random stories against the cache and the whole engine, for as long as one likes: `./dev fuzz --seconds 600`.
+"""Random stories against the cache and the whole engine, as long as one likes: `./dev fuzz --seconds 600`.
 
 Each seed builds one world of each sort. A failure prints the seed, the world and how to run it again.
 """

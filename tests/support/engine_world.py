@@ -13,7 +13,7 @@ from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.model.inputs import Kind
 from forkpoint.scheduler.engine import Engine
-from forkpoint.scheduler.limits import SchedulerLimits
+from forkpoint.scheduler.limits import RESERVED_DECODE_TOKENS, SchedulerLimits
 from forkpoint.scheduler.messages import Abort, EngineInfo, Finish, FlushCache, StepTokens, Submit
 from forkpoint.scheduler.scheduler import Scheduler
 
@@ -48,6 +48,7 @@ class EngineWorld:
         context_length: int = 100_000,
         retention: str = "branch",
         enabled: bool = True,
+        reserved_decode_tokens: int = RESERVED_DECODE_TOKENS,
     ) -> None:
         self.geometry = geometry
         self.limits = SchedulerLimits(
@@ -57,6 +58,7 @@ class EngineWorld:
             max_running=max_running,
             full_pages=full_pages,
             swa_pages=swa_pages,
+            reserved_decode_tokens=reserved_decode_tokens,
         )
         self.cache = PrefixCache(
             geometry, full_pages=full_pages, swa_pages=swa_pages, retention=retention, enabled=enabled
@@ -207,6 +209,7 @@ def random_engine(rng: random.Random) -> EngineWorld:
         context_length=rng.choice([120, 100_000]),
         retention=rng.choice(["branch", "branch", "tail"]),
         enabled=rng.random() > 0.1,
+        reserved_decode_tokens=rng.choice([0, 0, 32]),
     )
 
 
