@@ -1,8 +1,8 @@
 """Make demo_goldens.json: what transformers, reading the GGUF file by its own path, says to ten prompts.
 
-Nothing of Forkpoint is imported, so that a fault of our own conversion cannot hide in the goldens. Run by hand, in
-an environment that has `accelerate` beside the project's dependencies (transformers needs it to read GGUF; it is no
-dependency of ours). Takes minutes and about 3.2 GB:
+Nothing of Forkpoint is imported, so that a fault of our own conversion cannot hide in the goldens. Run by
+hand, in an environment that has `accelerate` beside the project's dependencies (transformers needs it to read
+GGUF; it is no dependency of ours). Takes minutes and about 3.2 GB:
 
     pip install accelerate
     python tests/demo/make_goldens.py
@@ -26,7 +26,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 GOLDENS = Path(__file__).with_name("demo_goldens.json")
 NUM_NEW_TOKENS = 32
-BOS_TOKEN_ID = 2  # tokenizer.ggml.bos_token_id; the tokenizer that transformers builds from this file adds none
+BOS_TOKEN_ID = (
+    2  # tokenizer.ggml.bos_token_id; the tokenizer that transformers builds from this file adds none
+)
 NUM_TOP_LOGITS = 5
 LIBRARIES = ("torch", "transformers", "tokenizers", "gguf", "accelerate")
 
@@ -38,7 +40,8 @@ def greedy(model: Any, prompt_ids: list[int]) -> dict[str, Any]:
     A margin is the best logit minus the second best: it says how near a token was to a tie.
     """
     step = torch.tensor([prompt_ids])
-    past, tokens, margins, top = None, [], [], []
+    past, tokens, margins = None, [], []
+    top: list[list[float]] = []
     for _ in range(NUM_NEW_TOKENS):
         output = model(input_ids=step, past_key_values=past, use_cache=True, logits_to_keep=1)
         past = output.past_key_values
