@@ -25,12 +25,13 @@ from forkpoint.server.text import Tokenizer
 NUM_NEW_TOKENS = 32
 CHUNK = 500  # no multiple of a page or a window, so that chunks end anywhere
 MOON = (
-    "The Moon is Earth's only natural satellite. It orbits the Earth at an average distance of about 384,400 "
-    "kilometres, and its diameter is about one quarter of that of the Earth. The Moon is in synchronous rotation "
-    "with the Earth, so that the same side always faces the planet. Its gravity is the main cause of the tides. "
-    "The first spacecraft to reach the Moon was Luna 2, launched by the Soviet Union in 1959. The first humans "
-    "landed on the Moon on 20 July 1969, during the Apollo 11 mission of the United States. Neil Armstrong and "
-    "Buzz Aldrin walked on its surface, while Michael Collins stayed in orbit around the Moon."
+    "The Moon is Earth's only natural satellite. It orbits the Earth at an average distance of about "
+    "384,400 kilometres, and its diameter is about one quarter of that of the Earth. The Moon is in "
+    "synchronous rotation with the Earth, so that the same side always faces the planet. Its gravity is"
+    " the main cause of the tides. The first spacecraft to reach the Moon was Luna 2, launched by the "
+    "Soviet Union in 1959. The first humans landed on the Moon on 20 July 1969, during the Apollo 11 "
+    "mission of the United States. Neil Armstrong and Buzz Aldrin walked on its surface, while Michael "
+    "Collins stayed in orbit around the Moon."
 )
 GREEDY = SamplingParams(seed=0, max_tokens=NUM_NEW_TOKENS, temperature=0.0)
 
