@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,23 @@ def test_an_interrupted_conversion_leaves_nothing_behind(gguf_path: Path, tmp_pa
         convert_gguf(source, tmp_path / "cache", fetch=lambda _: gguf_path, progress=interrupt)
     assert find_conversion(source, tmp_path / "cache") is None
     assert [path.name for path in (tmp_path / "cache" / "gguf").iterdir()] in ([], [".lock"])
+
+
+def test_two_that_start_together_convert_once(gguf_path: Path, tmp_path: Path) -> None:
+    source = GgufSource(sha256="3" * 64, name="tiny")
+    fetched: list[Path] = []
+
+    def fetch(scratch: Path) -> Path:
+        fetched.append(scratch)
+        return gguf_path
+
+    def start(_: int) -> Path:
+        return convert_gguf(source, tmp_path / "cache", fetch=fetch, progress=no_progress)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(start, range(2))
+    assert first == second == find_conversion(source, tmp_path / "cache")
+    assert len(fetched) == 1
 
 
 def test_the_rest_of_a_killed_conversion_is_cleared_away(gguf_path: Path, tmp_path: Path) -> None:
