@@ -48,7 +48,9 @@ class PageRow:
 class Lease:
     """The ledger of one sequence, from acquire to release. Mutable: it grows and is freed at its lower end.
 
-    full_hit: F, full KV on [0, F) was borrowed at acquire. resume: R, the first position to run.
+    full_hit: F, full KV on [0, F) was borrowed at acquire. resume: R, up to where SWA state was live too.
+    start: the first position to run; R, or higher when only the windows below F are rebuilt.
+    live_from: of [R, F), the positions from here on become the tree's once F is computed.
     branch_point: F when F > R, else None. prompt_len: where the prompt's own window is kept.
     num_computed: as of the last commit.
     """
@@ -59,24 +61,38 @@ class Lease:
         "full_hit",
         "full_pages",
         "is_open",
+        "live_from",
         "namespace",
         "num_computed",
         "prompt_len",
         "published",
         "resume",
+        "start",
         "swa_pages",
         "swa_published",
         "tip",
     )
 
-    def __init__(self, tip: Node, *, namespace: str, full_hit: int, resume: int, prompt_len: int) -> None:
+    def __init__(
+        self,
+        tip: Node,
+        *,
+        namespace: str,
+        full_hit: int,
+        resume: int,
+        start: int,
+        live_from: int,
+        prompt_len: int,
+    ) -> None:
         self.tip = tip
         self.namespace = namespace
         self.full_hit = full_hit
         self.resume = resume
+        self.start = start
+        self.live_from = live_from
         self.branch_point: int | None = full_hit if full_hit > resume else None
         self.prompt_len = prompt_len
-        self.num_computed = resume
+        self.num_computed = start
         self.published = 0
         self.full_pages = PageRow()
         self.swa_pages = PageRow()

@@ -21,6 +21,7 @@ from forkpoint.cache.lease import Lease
 from forkpoint.cache.pages import OutOfPages, PagePool, num_pages_for
 from forkpoint.cache.retention import RETENTION_POLICIES
 from forkpoint.cache.tree import Node, RadixTree, SwaSpan
+from forkpoint.configs.staircase import Staircase
 
 Tokens = NDArray[np.int32]
 
@@ -81,6 +82,7 @@ class CacheCounters:
     evicted_swa_slots: int = 0
     windows_kept: int = 0
     windows_evicted: int = 0
+    windows_rebuilt: int = 0
     branch_points_found: int = 0
     branch_points_kept: int = 0
     branch_points_hit: int = 0
@@ -91,6 +93,7 @@ class PrefixCache:
 
     full_pages, swa_pages: capacities in pages, page 0 not counted. Without a window there is no SWA kind.
     With enabled=False nothing is published and nothing matches; leases and pools work the same.
+    staircase: how a lost window below a full hit is rebuilt; None: the gap [R, F) is run in all layers.
     """
 
     def __init__(
@@ -102,9 +105,11 @@ class PrefixCache:
         retention: str = "branch",
         eviction: str = "lru",
         enabled: bool = True,
+        staircase: Staircase | None = None,
     ) -> None:
         self.geometry = geometry
         self.enabled = enabled
+        self.staircase = staircase
         self.counters = CacheCounters()
         self._retention = RETENTION_POLICIES[retention]
         self._tree = RadixTree(geometry.page_size)
@@ -146,6 +151,8 @@ class PrefixCache:
         full = sum(min(node.num_pages, full_end - node.start_page) for node in match.path if node.pins == 0)
         if self._swa is None or not match.path:
             return full, 0
+        if self._first_rows_of(match)[0] > match.resume_len:
+            return full, 0
         resume = match.resume_len // self.geometry.page_size
         return full, self._swa.num_unlocked(match.path[-1], self._first_borrowed(resume), resume)
 
@@ -164,11 +171,14 @@ class PrefixCache:
         size = self.geometry.page_size
         full, resume = match.full_len // size, match.resume_len // size
         tip = self._tip_of(match, full)
+        start, live_from = self._first_rows_of(match)
         lease = Lease(
             tip,
             namespace=match.namespace,
             full_hit=match.full_len,
             resume=match.resume_len,
+            start=start,
+            live_from=live_from,
             prompt_len=prompt_len,
         )
         self._full.pin(tip)
@@ -177,6 +187,7 @@ class PrefixCache:
         for node in reversed(list(tip.up_to_root())):
             lease.full_pages.append(node.full_pages)
         self._borrow_window(lease, resume)
+        self.counters.windows_rebuilt += lease.branch_point is not None and self.staircase is not None
         self.counters.branch_points_found += lease.branch_point is not None
         self._leases[id(lease)] = lease
         return lease
@@ -187,9 +198,22 @@ class PrefixCache:
         last = match.path[-1]
         return last if last.end_page == full else self._tree.split(last, full - last.start_page)
 
+    def _first_rows_of(self, match: Match) -> tuple[int, int]:
+        """(start, live_from) of a lease on this match."""
+        full, resume = match.full_len, match.resume_len
+        if self.staircase is None or full == resume:
+            return resume, resume
+        return self.staircase.start(full, resume), self.staircase.live_from(full, resume)
+
     def _borrow_window(self, lease: Lease, resume: int) -> None:
         swa = self._swa
         if swa is None:
+            return
+        if lease.start > lease.resume:
+            # A rebuild that starts above R never looks below its own first rows.
+            first = lease.start // self.geometry.page_size
+            lease.swa_pages.append(np.zeros(first, dtype=np.int32))
+            lease.first_swa = lease.swa_published = first
             return
         first = self._first_borrowed(resume)
         lease.swa_pages.append(np.zeros(first, dtype=np.int32))
@@ -298,6 +322,9 @@ class PrefixCache:
     def _publish(self, lease: Lease, tokens: Tokens, target: int) -> None:
         """Insert pages up to `target` below the lease's tip, and give the tree the SWA pages it lacks."""
         old_tip = lease.tip
+        if lease.live_from > lease.resume:
+            # Below live_from a rebuilt position is right in the lower layers only: never the tree's.
+            self._free_swa_below(lease, lease.live_from // self.geometry.page_size)
         self._adopt_swa(lease, old_tip, old_tip.end_page)
         page, node = lease.published, old_tip
         while page < target:

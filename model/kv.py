@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from forkpoint.configs.errors import ConfigError
@@ -68,6 +70,10 @@ class KvPools:
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     try:
+        if device.type == "cpu":
+            # torch.zeros writes to every byte; numpy leaves that to the first use of each page of memory.
+            flat = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(flat).view(dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
     except (RuntimeError, MemoryError) as exc:  # torch reports a failed allocation as RuntimeError
         raise ConfigError(

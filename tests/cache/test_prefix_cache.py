@@ -12,7 +12,7 @@ from forkpoint.cache import CacheGeometry, OutOfPages, PrefixCache
 
 
 def make_world(
-    page_size: int = 1, window: int | None = 6, full: int = 4000, swa: int = 4000, **kwargs: str
+    page_size: int = 1, window: int | None = 6, full: int = 4000, swa: int = 4000, **kwargs: object
 ) -> CacheWorld:
     return CacheWorld(CacheGeometry(page_size, window), full_pages=full, swa_pages=swa, **kwargs)  # type: ignore[arg-type]
 
@@ -80,25 +80,52 @@ def test_the_branch_window_is_kept_whatever_the_chunks(chunk: int, page_size: in
     assert hit(world, SYSTEM + list(range(200, 250)))[:2] == (floor, floor)
 
 
-def test_gap_rows_take_no_full_pages() -> None:
-    world = make_world()
+@pytest.mark.parametrize("rebuilds", [True, False])
+def test_gap_rows_take_no_full_pages(rebuilds: bool) -> None:
+    world = make_world(rebuilds=rebuilds)
     finish_prompt(world, SYSTEM + [1] * 30)
     used = world.cache.full_use.free
     running = world.start(SYSTEM + [2, 3])
-    world.compute(running, 150)
+    rows = 200 - running.num_computed
+    world.compute(running, rows - 2)
     assert world.cache.full_use.free == used, "rows of the gap read the tree's full pages"
-    world.compute(running, 150)
+    world.compute(running, 4)
     assert world.cache.full_use.free == used - 2
 
 
-def test_an_aborted_gap_leaves_nothing_behind() -> None:
-    world = make_world()
+@pytest.mark.parametrize("rebuilds", [True, False])
+def test_an_aborted_gap_leaves_nothing_behind(rebuilds: bool) -> None:
+    world = make_world(rebuilds=rebuilds)
     finish_prompt(world, SYSTEM + [1] * 20)
     before = (world.cache.full_use, world.cache.swa_use, world.cache.dump())
     running = world.start(SYSTEM + [2, 3])
-    world.compute(running, 150)
+    world.compute(running, 200 - running.num_computed - 1)
     world.finish(running)
     assert (world.cache.full_use, world.cache.swa_use) == before[:2]
+
+
+def test_a_rebuild_runs_the_windows_below_the_hit_and_no_more() -> None:
+    world = make_world(pattern="SFSS")
+    finish_prompt(world, SYSTEM + [1] * 30)
+    running = world.start(SYSTEM + [2, 3])
+    assert (running.lease.resume, running.lease.full_hit) == (0, 200)
+    assert running.num_computed == 200 - 3 * 5
+    world.compute(running, 100)
+    assert hit(world, SYSTEM + [4, 5]) == (200, 200, None)
+    swa = world.cache.swa_use
+    assert swa is not None
+    # Only W - 1 positions below the hit became live, without a margin: one position lower nothing resumes.
+    assert hit(world, SYSTEM[:199] + [4, 5])[:2] == (0, 199)
+
+
+def test_a_rebuild_starts_at_the_resume_point_when_that_is_near() -> None:
+    world = make_world(pattern="SFSSSSSS", window=20)
+    finish_prompt(world, SYSTEM[:100])
+    finish_prompt(world, SYSTEM + [1] * 40)
+    running = world.start(SYSTEM + [2, 3])
+    assert (running.lease.resume, running.lease.start, running.lease.full_hit) == (100, 100, 200)
+    world.compute(running, 300)
+    assert hit(world, SYSTEM + [4, 5]) == (200, 200, None)
 
 
 def test_tail_retention_keeps_no_branch_window() -> None:

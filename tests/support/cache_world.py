@@ -9,6 +9,7 @@ import numpy as np
 from support.cache_oracle import PageMemory, Tokens, assert_matches_oracle
 
 from forkpoint.cache import CacheGeometry, Lease, OutOfPages, PrefixCache
+from forkpoint.configs.staircase import Staircase
 
 
 @dataclass
@@ -37,12 +38,23 @@ class CacheWorld:
         swa_pages: int,
         retention: str = "branch",
         enabled: bool = True,
+        pattern: str = "SF",
+        rebuilds: bool = True,
+        tile: int = 1,
     ) -> None:
         self.geometry = geometry
+        staircase = None
+        if rebuilds and geometry.window is not None:
+            staircase = Staircase(pattern, geometry.window, geometry.page_size, tile)
         self.cache = PrefixCache(
-            geometry, full_pages=full_pages, swa_pages=swa_pages, retention=retention, enabled=enabled
+            geometry,
+            full_pages=full_pages,
+            swa_pages=swa_pages,
+            retention=retention,
+            enabled=enabled,
+            staircase=staircase,
         )
-        self.memory = PageMemory(geometry)
+        self.memory = PageMemory(geometry, pattern, staircase)
         self.running: list[Running] = []
         self.seen: list[tuple[list[int], str]] = [([], "")]
 
@@ -58,7 +70,7 @@ class CacheWorld:
         )
         assert match.resume_len <= match.full_len <= len(tokens) - 1
         lease = self.cache.acquire(match, prompt_len=len(tokens))
-        running = Running(list(tokens), namespace, len(tokens), lease, match.resume_len)
+        running = Running(list(tokens), namespace, len(tokens), lease, lease.start)
         self.running.append(running)
         self.check()
         return running
@@ -137,6 +149,9 @@ def random_world(rng: random.Random) -> CacheWorld:
         swa_pages=rng.randint(need, 3 * need + 20),
         retention=rng.choice(["branch", "branch", "tail"]),
         enabled=rng.random() > 0.1,
+        pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "S"]),
+        rebuilds=rng.random() < 0.7,
+        tile=rng.choice([1, 1, 4, 16]),
     )
 
 

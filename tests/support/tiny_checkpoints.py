@@ -106,7 +106,13 @@ CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
 
 def save_tiny_checkpoint(name: str, directory: Path, *, seed: int = 0, **save_options: Any) -> Path:
     """Make and save the checkpoint called `name` (a key of CONFIGS). Returns its directory."""
-    config = CONFIGS[name]()
+    return save_random_checkpoint(CONFIGS[name](), directory, seed=seed, **save_options)
+
+
+def save_random_checkpoint(
+    config: PreTrainedConfig, directory: Path, *, seed: int = 0, **save_options: Any
+) -> Path:
+    """Make and save a checkpoint of `config` with random weights. Returns its directory."""
     # Built under fork_rng: making a model must not move the generator of the test that asks for it.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
