@@ -16,7 +16,7 @@ from forkpoint.model.resolve import DEMO_PACKAGE, resolve_model
 from forkpoint.model.runner import ModelRunner
 
 PAGE_SIZE = 16
-# The ten prompts have 3,995 tokens and get 32 more each, in pages of their own; 300 pages have 4,800 slots.
+# The ten prompts have 4,035 tokens and get 32 more each, in pages of their own; 300 pages have 4,800 slots.
 NUM_PAGES = 300
 
 

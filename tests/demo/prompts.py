@@ -1,5 +1,8 @@
 """Texts written for the goldens of the demo model: ten prompts of 20 to 1,500 tokens, plain and awkward."""
 
+# The line breaks are part of the prompts.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 LIGHTHOUSE = """\
@@ -113,7 +116,7 @@ _HEATHER = "\n".join((LIGHTHOUSE, KEEPERS, RHYTHM))
 _EVERYTHING = "\n".join((GLASS, RIVER, BAKERY, COUNTING, ORCHESTRA, LIGHTHOUSE, KEEPERS, RHYTHM))
 
 PROMPTS: dict[str, str] = {
-    "short": "The village lies in a narrow valley between two lakes, and in winter the only road to it is",
+    "short": "The old clock on the town hall has stopped again, and the people in the square look up and",
     "chat": CHAT,
     "list": "Things to take on a long walk in the mountains:\n1. Water\n2. A map\n3. A warm coat\n4.",
     "code": CODE,
