@@ -7,7 +7,8 @@ Three intervals of a sequence's positions matter in a step; all are half open:
                [ gap rows        )                    read full KV of the tree, write none (page 0 instead)
                                  [ new rows      )    write KV of both kinds
 
-Most sequences have full_hit <= start: no gap rows.
+Most sequences have full_hit <= start: no gap rows. In a rebuild, gap rows run in a staircase of layers
+(configs/staircase.py): layer l computes K and V on rows from first_rows[l] on, the rest from first_rows[l+1] on.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class KindTable:
     first_position: [B] int32, position of the first slot of the first listed page; a multiple of P.
         0 for the full kind; for SWA the lowest position that is still kept.
     last_page_len: [B] int32, slots used in the last page, 1..P: the listed KV ends at the span's end.
+    lowest_key: [B] int32, positions below it hold nothing of this sequence and must not be read, though
+        their page may be listed; >= first_position, and equal to it but for rebuilds.
     write_slots: [T] int64, slot (page * P + offset) that each row's K and V are written to. Rows that must
         not write point into page 0, which is never read.
 
@@ -45,6 +48,7 @@ class KindTable:
     kv_pages: NDArray[np.int32]
     first_position: NDArray[np.int32]
     last_page_len: NDArray[np.int32]
+    lowest_key: NDArray[np.int32]
     write_slots: NDArray[np.int64]
 
 
@@ -57,6 +61,7 @@ class ForwardInput:
     full_hits: [B] int32; rows at positions below it read full KV but do not write it.
     tables: one KindTable for each kind that the model has.
     sample_rows: [S] int64, the rows whose logits are wanted (the last row of some sequences).
+    first_rows: [L+1, B] int32, a[l] of each sequence, 0 where it does not rebuild; None when none does.
     """
 
     token_ids: NDArray[np.int32]
@@ -65,6 +70,7 @@ class ForwardInput:
     full_hits: NDArray[np.int32]
     tables: Mapping[Kind, KindTable]
     sample_rows: NDArray[np.int64]
+    first_rows: NDArray[np.int32] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forkpoint.cache.pages import PageIds, num_pages_for
+from forkpoint.configs.staircase import Staircase
 from forkpoint.model.inputs import Draw, ForwardInput, Kind, KindTable
 from forkpoint.scheduler.plan import Span, StepPlan
 
 
-def build_forward_input(plan: StepPlan, kinds: Collection[Kind], page_size: int) -> ForwardInput:
-    """The ragged batch of a plan. Rows below a full hit get page 0 as their place for full KV."""
+def build_forward_input(
+    plan: StepPlan, kinds: Collection[Kind], page_size: int, staircase: Staircase | None = None
+) -> ForwardInput:
+    """The ragged batch of a plan. Rows below a full hit get page 0 as their place for full KV.
+
+    staircase: how rows below a full hit run; None: in all layers.
+    """
     spans = plan.spans
     lengths = np.array([span.num_rows for span in spans], dtype=np.int32)
     q_indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     sampling = np.array([span.samples for span in spans], dtype=bool)
-    positions = np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans])
-    tables: dict[Kind, KindTable] = {}
-    if "full" in kinds:
-        tables["full"] = _table(
-            spans, page_size, _full_pages, np.zeros(len(spans), dtype=np.int32), _first_full_write
-        )
-    if "swa" in kinds:
-        first = np.array([span.lease.first_swa for span in spans], dtype=np.int32)
-        tables["swa"] = _table(spans, page_size, _swa_pages, first, _first_swa_write)
     return ForwardInput(
         token_ids=np.concatenate([span.sequence.tokens[span.start : span.end] for span in spans]),
-        positions=positions,
+        positions=np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans]),
         q_indptr=q_indptr,
         full_hits=np.array([span.lease.full_hit for span in spans], dtype=np.int32),
-        tables=tables,
+        tables={kind: _table(spans, kind, page_size) for kind in kinds},
         sample_rows=(q_indptr[1:] - 1)[sampling].astype(np.int64),
+        first_rows=_first_rows(spans, staircase),
     )
 
 
@@ -45,42 +44,52 @@ def draws_of(plan: StepPlan) -> list[Draw]:
     ]
 
 
-def _full_pages(span: Span, num_pages: int) -> PageIds:
-    return span.lease.full_table(num_pages)
+def _first_rows(spans: tuple[Span, ...], staircase: Staircase | None) -> NDArray[np.int32] | None:
+    if staircase is None or all(span.start >= span.lease.full_hit for span in spans):
+        return None
+    first_rows = np.zeros((staircase.num_layers + 1, len(spans)), dtype=np.int32)
+    for index, span in enumerate(spans):
+        if span.start < span.lease.full_hit:
+            first_rows[:, index] = staircase.first_rows(span.lease.full_hit, span.lease.resume)
+    return first_rows
 
 
-def _swa_pages(span: Span, num_pages: int) -> PageIds:
-    return span.lease.swa_table(num_pages)
-
-
-def _first_full_write(span: Span) -> int:
-    return min(max(span.start, span.lease.full_hit), span.end)
-
-
-def _first_swa_write(span: Span) -> int:
-    return span.start
-
-
-def _table(
-    spans: tuple[Span, ...],
-    page_size: int,
-    pages_of: Callable[[Span, int], PageIds],
-    first_pages: PageIds,
-    first_write: Callable[[Span], int],
-) -> KindTable:
-    tables = [pages_of(span, num_pages_for(span.end, page_size)) for span in spans]
-    kv_indptr = np.concatenate([[0], np.cumsum([len(table) for table in tables])]).astype(np.int32)
+def _table(spans: tuple[Span, ...], kind: Kind, page_size: int) -> KindTable:
+    listed = [_listed_pages(span, kind, page_size) for span in spans]
     ends = np.array([span.end for span in spans], dtype=np.int32)
-    slots = []
-    for span, table, first_page in zip(spans, tables, first_pages.tolist(), strict=True):
-        positions = np.arange(span.start, span.end, dtype=np.int64)
-        pages = table[positions // page_size - first_page].astype(np.int64)
-        pages[: first_write(span) - span.start] = 0
-        slots.append(pages * page_size + positions % page_size)
+    first_pages = np.array([_first_page(span, kind) for span in spans], dtype=np.int32)
     return KindTable(
-        kv_indptr=kv_indptr,
-        kv_pages=np.concatenate(tables).astype(np.int32),
-        first_position=(first_pages * page_size).astype(np.int32),
-        last_page_len=((ends - 1) % page_size + 1).astype(np.int32),
-        write_slots=np.concatenate(slots),
+        kv_indptr=np.concatenate([[0], np.cumsum([len(pages) for pages in listed])]).astype(np.int32),
+        kv_pages=np.concatenate(listed),
+        first_position=first_pages * page_size,
+        last_page_len=(ends - 1) % page_size + 1,
+        lowest_key=np.maximum(
+            np.array([_lowest_key(span, kind) for span in spans], dtype=np.int32), first_pages * page_size
+        ),
+        write_slots=np.concatenate(
+            [_write_slots(span, pages, kind, page_size) for span, pages in zip(spans, listed, strict=True)]
+        ),
     )
+
+
+def _listed_pages(span: Span, kind: Kind, page_size: int) -> PageIds:
+    num_pages = num_pages_for(span.end, page_size)
+    return span.lease.full_table(num_pages) if kind == "full" else span.lease.swa_table(num_pages)
+
+
+def _first_page(span: Span, kind: Kind) -> int:
+    return 0 if kind == "full" else span.lease.first_swa
+
+
+def _lowest_key(span: Span, kind: Kind) -> int:
+    """A rebuild that starts in mid-page has strangers' state below it in that page."""
+    lease = span.lease
+    return lease.start if kind == "swa" and lease.start > lease.resume else 0
+
+
+def _write_slots(span: Span, pages: PageIds, kind: Kind, page_size: int) -> NDArray[np.int64]:
+    positions = np.arange(span.start, span.end, dtype=np.int64)
+    written = pages[positions // page_size - _first_page(span, kind)].astype(np.int64)
+    if kind == "full":
+        written[: max(0, span.lease.full_hit - span.start)] = 0
+    return written * page_size + positions % page_size

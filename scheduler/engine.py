@@ -101,7 +101,8 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> None:
         try:
-            inputs = build_forward_input(plan, self._kinds, self.info.page_size)
+            stairs = self.scheduler.cache.staircase
+            inputs = build_forward_input(plan, self._kinds, self.info.page_size, stairs)
             tokens = self._runner.step(inputs, draws_of(plan)).tolist()
         except Exception as error:
             log.exception("step_failed", num_sequences=len(plan.spans))
@@ -135,6 +136,7 @@ class Engine:
             evicted_swa_slots=cached.evicted_swa_slots,
             windows_kept=cached.windows_kept,
             windows_evicted=cached.windows_evicted,
+            windows_rebuilt=cached.windows_rebuilt,
             branch_points_found=cached.branch_points_found,
             branch_points_kept=cached.branch_points_kept,
             branch_points_hit=cached.branch_points_hit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forkpoint.cache import CacheGeometry
+from forkpoint.cache import CacheGeometry, page_floor
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import ConfigError, RequestError
 
@@ -16,7 +16,11 @@ MIN_CHUNK_ROOM = 256
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """max_rows: the token budget of one step. full_pages, swa_pages: capacities, page 0 not counted."""
+    """max_rows: the token budget of one step. full_pages, swa_pages: capacities, page 0 not counted.
+
+    chunk_grid: a chunk that is cut ends at a multiple of it where it can: of the attention tile, so that
+    cold and rebuilt state are computed by the same tiles.
+    """
 
     geometry: CacheGeometry
     context_length: int
@@ -25,6 +29,7 @@ class SchedulerLimits:
     full_pages: int
     swa_pages: int
     reserved_decode_tokens: int = RESERVED_DECODE_TOKENS
+    chunk_grid: int = 1
 
     def __post_init__(self) -> None:
         size = self.geometry.page_size
@@ -41,6 +46,14 @@ class SchedulerLimits:
                 f"the full pool has {self.full_pages * size} slots; at least two pages of {size} are needed",
                 hint="--max-total-tokens",
             )
+
+    def cut(self, start: int, end: int) -> int:
+        """Where a chunk ends that stops short of its sequence: a grid point or page edge above start."""
+        for grid in (self.chunk_grid, self.geometry.page_size):
+            floor = page_floor(end, grid)
+            if floor > start:
+                return floor
+        return end
 
     @property
     def resting_swa_pages(self) -> int:

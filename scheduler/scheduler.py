@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from forkpoint.cache import Match, OutOfPages, PrefixCache, page_floor
+from forkpoint.cache import Match, OutOfPages, PrefixCache
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import RequestError
 from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, SchedulerLimits
@@ -161,23 +161,33 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         start = sequence.num_computed
-        budget = self.limits.max_rows - sum(span.num_rows for span in spans)
+        # Early rows of a rebuild run in few layers and cost little, but each takes a slot all the same.
+        budget = self.limits.max_rows - self._rows_of(spans)
         end = min(sequence.num_tokens, start + budget, self.cache.max_end(lease))
         if end < sequence.num_tokens:
-            # Only whole pages can be published, so a chunk that is cut ends at a page edge where it can.
-            floor = page_floor(end, self.limits.geometry.page_size)
-            end = floor if floor > start else end
+            end = self.limits.cut(start, end)
         if end <= start:
             return False
         self.cache.extend(lease, end)
         spans.append(Span(sequence, start, end, is_decode=False))
         return True
 
+    def _rows_of(self, spans: list[Span]) -> int:
+        """What the spans take of the budget: rows, those of rebuilds by the share of layers that run them."""
+        return sum(self._cost(span) for span in spans)
+
+    def _cost(self, span: Span) -> int:
+        lease, stairs = span.lease, self.cache.staircase
+        if stairs is None or span.start >= lease.full_hit:
+            return span.num_rows
+        row_layers = stairs.row_layers(lease.full_hit, lease.resume, span.start, span.end)
+        return -(-row_layers // stairs.num_layers)
+
     # ---- admission
 
     def _admit(self, spans: list[Span]) -> None:
         while self._waiting and len(self._running) < self.limits.max_running:
-            if sum(span.num_rows for span in spans) >= self.limits.max_rows:
+            if self._rows_of(spans) >= self.limits.max_rows:
                 return
             sequence = self._waiting[0]
             match = self.cache.match(sequence.tokens, sequence.namespace)
@@ -220,19 +230,22 @@ class Scheduler:
         return min(self.limits.resting_swa_pages, num_pages_for(longest, self.limits.geometry.page_size) + 1)
 
     def _start(self, sequence: Sequence, match: Match) -> None:
-        sequence.lease = self.cache.acquire(match, prompt_len=sequence.prompt_len)
-        sequence.num_computed = match.resume_len
+        lease = sequence.lease = self.cache.acquire(match, prompt_len=sequence.prompt_len)
+        sequence.num_computed = lease.start
         sequence.prefill_end = sequence.num_tokens
         self._running.append(sequence)
         if sequence.was_started:
-            self.counters.recomputed_tokens += max(0, sequence.most_computed - match.resume_len)
+            self.counters.recomputed_tokens += max(0, sequence.most_computed - lease.start)
             return
         sequence.was_started = True
-        cached = match.resume_len
+        cached, rebuilt = lease.start, 0
+        if self.cache.staircase is not None:
+            rebuilt = lease.full_hit - lease.start
         self.counters.prompt_tokens += sequence.prompt_len
         self.counters.cached_tokens += cached
+        self.counters.rebuilt_tokens += rebuilt
         waited_s = self._clock() - sequence.arrival_s
-        self._events.started.append(Started(sequence.uid, cached, 0, waited_s))
+        self._events.started.append(Started(sequence.uid, cached, rebuilt, waited_s))
 
     # ---- after the model ran
 

@@ -9,6 +9,7 @@ from support.checking_runner import StrangerState
 from support.engine_world import EngineWorld, random_engine, random_engine_step
 
 from forkpoint.cache import CacheGeometry
+from forkpoint.configs.staircase import Staircase
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -24,7 +25,7 @@ def prompt(start: int, length: int) -> list[int]:
     return [start * 1000 + index for index in range(length)]
 
 
-def roomy(page_size: int = 4, window: int | None = 16, max_rows: int = 64, **kwargs: int) -> EngineWorld:
+def roomy(page_size: int = 4, window: int | None = 16, max_rows: int = 64, **kwargs: object) -> EngineWorld:
     geometry = CacheGeometry(page_size, window)
     sizes = {"full_pages": 2000, "swa_pages": 1000} | kwargs
     return EngineWorld(geometry, max_rows=max_rows, **sizes)  # type: ignore[arg-type]
@@ -40,7 +41,7 @@ def run_with_frontier_raised_by(positions: int) -> None:
 
 def test_a_page_freed_one_position_too_early_fails_at_that_step() -> None:
     run_with_frontier_raised_by(16)  # uses up the margin and no more
-    with pytest.raises(StrangerState, match="needs position"):
+    with pytest.raises(StrangerState, match="not right in its layer"):
         run_with_frontier_raised_by(17)
 
 
@@ -59,13 +60,79 @@ def test_an_aliased_page_fails_at_that_step() -> None:
 
 
 def test_the_third_request_of_a_shared_prompt_finds_no_gap() -> None:
-    world = roomy()
-    system = prompt(0, 200)
-    uids = []
+    world = roomy(rebuilds=False)
+    assert run_four_of_a_system_prompt(world) == [(0, 0), (0, 0), (200, 0), (200, 0)]
+
+
+def test_the_second_request_of_a_shared_prompt_rebuilds_the_window_and_nothing_else() -> None:
+    world = roomy(pattern="SFSS")
+    # Page edge 184 is the lowest of 200 - 15; two more SWA layers below the topmost take 15 rows each.
+    assert run_four_of_a_system_prompt(world) == [(0, 0), (154, 46), (200, 0), (200, 0)]
+    assert world.engine.stats().windows_rebuilt == 1
+
+
+def run_four_of_a_system_prompt(world: EngineWorld) -> list[tuple[int | None, int | None]]:
+    """(cached, rebuilt) of each of four requests that share 200 tokens."""
+    stories = []
     for index in range(1, 5):
-        uids.append(world.submit(system + prompt(index, 40), 5))
+        stories.append(world.stories[world.submit(prompt(0, 200) + prompt(index, 40), 5)])
         world.run()
-    assert [world.stories[uid].cached_tokens for uid in uids] == [0, 0, 200, 200]
+    world.finish_all()
+    return [(story.cached_tokens, story.rebuilt_tokens) for story in stories]
+
+
+class LateStaircase(Staircase):
+    """Starts each rebuild `late` rows after the formula's first."""
+
+    late = 1
+
+    def first_rows(self, full_hit: int, resume: int) -> tuple[int, ...]:
+        first, *above = super().first_rows(full_hit, resume)
+        return first + self.late, *(max(first + self.late, row) for row in above)
+
+
+@pytest.mark.parametrize(("late", "fails"), [(0, False), (1, True)])
+def test_a_rebuild_that_starts_one_row_late_fails_at_that_step(late: int, fails: bool) -> None:
+    world = roomy(page_size=1, window=4, pattern="SFSFSS")
+    stairs = LateStaircase("SFSFSS", 4, 1)
+    world.cache.staircase = stairs
+    LateStaircase.late = late
+    if not fails:
+        run_four_of_a_system_prompt(world)
+        return
+    with pytest.raises(StrangerState, match="not right in its layer"):
+        run_four_of_a_system_prompt(world)
+
+
+@pytest.mark.parametrize("after_steps", [1, 2, 3])
+def test_an_abort_in_the_middle_of_a_rebuild_publishes_nothing_of_it(after_steps: int) -> None:
+    world = roomy(page_size=1, window=16, max_rows=16, pattern="SFSFSS")
+    first = world.submit(prompt(0, 200) + prompt(1, 40), 5)
+    world.run()
+    assert world.stories[first].finish is not None
+    used = (world.cache.full_use, world.cache.swa_use)
+    uid = world.submit(prompt(0, 200) + prompt(2, 40), 5)
+    for _ in range(after_steps):
+        world.step()
+    world.abort(uid)
+    assert (world.cache.full_use, world.cache.swa_use) == used
+    world.finish_all()
+
+
+def test_several_rebuilds_and_neighbours_run_in_one_batch() -> None:
+    world = roomy(page_size=1, window=16, max_rows=512, pattern="SFSFSS")
+    for system in range(3):
+        world.submit(prompt(system, 200) + prompt(9, 40), 30)
+    world.run()
+    running = world.submit(prompt(7, 50), 40)
+    world.step()
+    for system in range(3):
+        world.submit(prompt(system, 200) + prompt(8, 20), 5)
+    report = world.step()
+    assert report.num_decode_rows == 1
+    assert len(report.started) == 3 and all(start.rebuilt_tokens > 0 for start in report.started)
+    world.run()
+    assert len(world.stories[running].tokens) == 40
     world.finish_all()
 
 

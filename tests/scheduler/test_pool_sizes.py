@@ -50,6 +50,11 @@ def test_too_little_memory_names_the_flag() -> None:
 def test_a_swa_pool_below_one_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="window 512") as caught:
         SchedulerLimits(
-            CacheGeometry(16, 512), context_length=100, max_rows=64, max_running=4, full_pages=100, swa_pages=30
+            CacheGeometry(16, 512),
+            context_length=100,
+            max_rows=64,
+            max_running=4,
+            full_pages=100,
+            swa_pages=30,
         )
     assert caught.value.hint == "--swa-total-tokens"

@@ -149,9 +149,9 @@ def random_world(rng: random.Random) -> CacheWorld:
         swa_pages=rng.randint(need, 3 * need + 20),
         retention=rng.choice(["branch", "branch", "tail"]),
         enabled=rng.random() > 0.1,
-        pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "S"]),
+        pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "SFSFSS", "S"]),
         rebuilds=rng.random() < 0.7,
-        tile=rng.choice([1, 1, 4, 16]),
+        tile=rng.choice([1, 1, 1, 4, 16]),
     )
 
 

@@ -1,15 +1,17 @@
 """The checking runner: a model double whose KV slots say whose state they hold.
 
-A slot's content is (hash of the true prefix up to its position, position), as real KV depends on it. Every
+A slot's content is (hash of the true prefix up to its position, position), as real KV depends on it, and for
+SWA in how many of the lowest layers it is right: the first rows of a rebuild are right in some only. Every
 row reads back, through the page tables that it was given, each position that it may attend to, and fails on
-the first stranger. Slot aliasing, use after free, a window freed one page early and a wrong branch insert
-then fail at the step that caused them, not as a strange word some time later.
+the first stranger. Slot aliasing, use after free, a window freed one page early, a wrong branch insert and a
+rebuilt row published too early then fail at the step that caused them, not as a strange word later.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from support.staircase_oracle import run_span
 
 from forkpoint.model.inputs import Draws, ForwardInput, Kind, KindTable
 
@@ -35,8 +37,16 @@ class CheckingRunner:
     """
 
     def __init__(
-        self, num_pages: dict[Kind, int], *, page_size: int, window: int | None, vocab_size: int
+        self,
+        num_pages: dict[Kind, int],
+        *,
+        page_size: int,
+        window: int | None,
+        vocab_size: int,
+        pattern: str = "SF",
     ) -> None:
+        self._pattern = pattern
+        self._right_layers = np.zeros(num_pages.get("swa", 0) * page_size, dtype=np.int64)
         self._page_size = page_size
         self._window = window
         self._vocab_size = vocab_size
@@ -76,6 +86,8 @@ class CheckingRunner:
         prefix = int(self._hashes["full"][slots["full"][1][start - 1]]) if start else 0
         hashes = extend_hash(prefix, inputs.token_ids[rows])
         row_hashes[rows] = hashes
+        if "swa" in inputs.tables:
+            self._run_layers(inputs, index, start, end)
         full_hit = int(inputs.full_hits[index])
         for kind, table in inputs.tables.items():
             first, of_position = slots[kind]
@@ -92,7 +104,9 @@ class CheckingRunner:
             if kind == "full":
                 parents = np.concatenate([np.array([prefix], dtype=np.uint64), hashes[:-1]])
                 self._parents[writes[~is_gap]] = parents[~is_gap]
-        self._check_reads(slots, start, end)
+        first, full_slots = slots["full"]
+        assert first == 0, "full attention reads from position 0"
+        self._check_chain(full_slots)
 
     def _slots(self, table: KindTable, index: int) -> tuple[int, NDArray[np.int64]]:
         """(first position listed, slot of each listed position)."""
@@ -103,19 +117,29 @@ class CheckingRunner:
         slots = (pages[:, None] * size + np.arange(size)).reshape(-1)[:count]
         return int(table.first_position[index]), slots
 
-    def _check_reads(self, slots: dict[Kind, tuple[int, NDArray[np.int64]]], start: int, end: int) -> None:
-        full_first, full_slots = slots["full"]
-        assert full_first == 0, "full attention reads from position 0"
-        self._check_chain(full_slots)
-        if "swa" not in slots:
-            return
-        assert self._window is not None
-        first, swa_slots = slots["swa"]
-        lowest = max(0, start - (self._window - 1))
-        if first > lowest:
-            raise StrangerState(f"swa: row {start} needs position {lowest}, the table starts at {first}")
-        true_hashes = self._hashes["full"][full_slots[lowest:end]]
-        self._expect("swa", swa_slots[lowest - first :], true_hashes, np.arange(lowest, end))
+    def _run_layers(self, inputs: ForwardInput, index: int, start: int, end: int) -> None:
+        """Follow the span through the layers; rows from the full hit on must come out right."""
+        table = inputs.tables["swa"]
+        first, slots = self._slots(table, index)
+        _, full_slots = self._slots(inputs.tables["full"], index)
+        lowest = max(int(table.lowest_key[index]), start - (self._window or 0) + 1)
+        before = np.arange(lowest, start)
+        stored_slots = slots[before - first]
+        true_hashes = self._hashes["full"][full_slots[before]]
+        is_own = (self._hashes["swa"][stored_slots] == true_hashes) & (
+            self._positions["swa"][stored_slots] == before
+        )
+        stored = np.where(is_own, self._right_layers[stored_slots], 0)
+        first_rows = None if inputs.first_rows is None else inputs.first_rows[:, index].tolist()
+        right_layers, is_right = run_span(self._pattern, self._window, first_rows, start, end, stored)
+        wrong = np.flatnonzero(~is_right & (np.arange(start, end) >= int(inputs.full_hits[index])))
+        if len(wrong):
+            raise StrangerState(
+                f"swa: row {start + int(wrong[0])} of a span {start}..{end} reads state that is not right in "
+                f"its layer; the table lists from {first}, keys from {int(table.lowest_key[index])}"
+            )
+        rows = slice(int(inputs.q_indptr[index]), int(inputs.q_indptr[index + 1]))
+        self._right_layers[table.write_slots[rows]] = right_layers
 
     def _check_chain(self, slots: NDArray[np.int64]) -> None:
         positions = self._positions["full"][slots]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from support.checking_runner import CheckingRunner, expected_continuation
 from forkpoint.cache import CacheGeometry, PrefixCache
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.sampling import SamplingParams
+from forkpoint.configs.staircase import Staircase
 from forkpoint.model.inputs import Kind
 from forkpoint.scheduler.engine import Engine
 from forkpoint.scheduler.limits import RESERVED_DECODE_TOKENS, SchedulerLimits
@@ -30,6 +32,7 @@ class Story:
     namespace: str
     tokens: list[int]
     cached_tokens: int | None = None
+    rebuilt_tokens: int | None = None
     finish: Finish | None = None
     was_aborted: bool = False
 
@@ -49,7 +52,13 @@ class EngineWorld:
         retention: str = "branch",
         enabled: bool = True,
         reserved_decode_tokens: int = RESERVED_DECODE_TOKENS,
+        pattern: str = "SF",
+        rebuilds: bool = True,
+        tile: int = 1,
     ) -> None:
+        staircase = None
+        if rebuilds and geometry.window is not None:
+            staircase = Staircase(pattern, geometry.window, geometry.page_size, tile)
         self.geometry = geometry
         self.limits = SchedulerLimits(
             geometry,
@@ -59,9 +68,15 @@ class EngineWorld:
             full_pages=full_pages,
             swa_pages=swa_pages,
             reserved_decode_tokens=reserved_decode_tokens,
+            chunk_grid=math.lcm(tile, geometry.page_size),
         )
         self.cache = PrefixCache(
-            geometry, full_pages=full_pages, swa_pages=swa_pages, retention=retention, enabled=enabled
+            geometry,
+            full_pages=full_pages,
+            swa_pages=swa_pages,
+            retention=retention,
+            enabled=enabled,
+            staircase=staircase,
         )
         kinds: tuple[Kind, ...] = ("full",) if geometry.window is None else ("full", "swa")
         capacity: dict[Kind, int] = {"full": full_pages, "swa": swa_pages}
@@ -70,6 +85,7 @@ class EngineWorld:
             page_size=geometry.page_size,
             window=geometry.window,
             vocab_size=VOCAB_SIZE,
+            pattern=pattern,
         )
         self.time_s = 0.0
         self.scheduler = Scheduler(self.cache, self.limits, clock=lambda: self.time_s)
@@ -125,6 +141,7 @@ class EngineWorld:
             assert self.stories[start.uid].cached_tokens is None, "started twice"
             assert start.cached_tokens < len(self.stories[start.uid].prompt)
             self.stories[start.uid].cached_tokens = start.cached_tokens
+            self.stories[start.uid].rebuilt_tokens = start.rebuilt_tokens
         assert len(set(report.uids.tolist())) == len(report.uids)
         for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
             story = self.stories[uid]
@@ -197,7 +214,7 @@ def _info(limits: SchedulerLimits) -> EngineInfo:
 
 def random_engine(rng: random.Random) -> EngineWorld:
     """Small, odd and often tight; always large enough for one request at a time."""
-    geometry = CacheGeometry(rng.choice([1, 1, 2, 4, 5, 16, 32]), rng.choice([None, 1, 2, 4, 6, 9, 16]))
+    geometry = CacheGeometry(rng.choice([1, 1, 1, 2, 4, 5, 16, 32]), rng.choice([None, 1, 2, 4, 6, 9, 16]))
     size = geometry.page_size
     least_swa = num_pages_for((geometry.window or 1) + geometry.margin + 2 * size, size)
     return EngineWorld(
@@ -210,6 +227,9 @@ def random_engine(rng: random.Random) -> EngineWorld:
         retention=rng.choice(["branch", "branch", "tail"]),
         enabled=rng.random() > 0.1,
         reserved_decode_tokens=rng.choice([0, 0, 32]),
+        pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "SFSFSS"]),
+        rebuilds=rng.random() < 0.75,
+        tile=rng.choice([1, 1, 1, 4, 16]),
     )
 
 
