@@ -13,6 +13,7 @@ class EngineConfig:
     model_dir: a directory in Hugging Face layout (config.json, *.safetensors).
     None means: decided from the model or from memory when the engine starts.
     full_tokens, swa_tokens: usable slots of each pool; page 0 comes on top.
+    rebuild_depth: rebuild only the last so many windows, which is not exact; None: exactly.
     """
 
     model_dir: Path
@@ -32,6 +33,8 @@ class EngineConfig:
     enable_radix_cache: bool = True
     retention: str = "branch"
     radix_eviction_policy: str = "lru"
+    enable_rebuild: bool = True
+    rebuild_depth: int | None = None
     log_level: str = "info"
     log_format: str = "auto"
 

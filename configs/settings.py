@@ -138,10 +138,13 @@ class ServeSettings:
     disable_rebuild: Annotated[
         bool,
         Parameter(
-            group=CACHE, negative="", help="Never rebuild windows; always true as long as none is built."
+            group=CACHE, negative="", help="Compute the gap below a full hit again instead of its windows only."
         ),
     ] = False
-    rebuild_depth: Annotated[str | None, Parameter(group=CACHE, help="Not built yet.")] = None
+    rebuild_depth: Annotated[
+        int | Literal["exact"],
+        Parameter(group=CACHE, help="Rebuild only so many windows: cheaper and NOT exact; measure it first."),
+    ] = "exact"
 
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

@@ -27,6 +27,7 @@ def check_settings(settings: ServeSettings) -> None:
         ("--kv-cache-memory-bytes", settings.kv_cache_memory_bytes),
         ("--max-total-tokens", settings.max_total_tokens),
         ("--swa-total-tokens", settings.swa_total_tokens),
+        ("--rebuild-depth", settings.rebuild_depth),
     ):
         _require(flag, count, 1, math.inf)
     _require("--max-queued-requests", settings.max_queued_requests, 0, math.inf)
@@ -68,6 +69,8 @@ def engine_config(settings: ServeSettings, model_dir: Path) -> EngineConfig:
         enable_radix_cache=not settings.disable_radix_cache,
         retention=settings.retention,
         radix_eviction_policy=settings.radix_eviction_policy,
+        enable_rebuild=not settings.disable_rebuild,
+        rebuild_depth=_chosen(settings.rebuild_depth),
         log_level=settings.log_level,
         log_format=settings.log_format,
     )
@@ -101,7 +104,6 @@ def _refuse_unbuilt(settings: ServeSettings) -> None:
             "--radix-eviction-policy cost",
             "--radix-eviction-policy lru",
         ),
-        (settings.rebuild_depth is not None, f"--rebuild-depth {settings.rebuild_depth}", None),
         (settings.quantization != "none", f"--quantization {settings.quantization}", "--dtype bfloat16"),
         (
             settings.attention_backend == "flashinfer",

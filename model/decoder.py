@@ -16,6 +16,7 @@ from forkpoint.model.inputs import ForwardInput, Kind
 from forkpoint.model.kv import KvPools
 from forkpoint.model.load import Model
 from forkpoint.model.rope import Rotation, inverse_frequencies, rotate, rotation
+from forkpoint.model.trim import trim
 from forkpoint.model.weights import LayerWeights
 
 
@@ -39,32 +40,73 @@ class Decoder:
 
     def logits(self, inputs: ForwardInput) -> torch.Tensor:
         """Run the batch and write its KV. Returns the sample rows' logits, [S, V] float32."""
-        self._backend.plan(inputs)
+        rows = self._all_rows(inputs)
+        x = F.embedding(rows.batch.token_ids, self._model.weights.embedding)
+        if self._config.embedding_multiplier != 1.0:
+            x = x * self._embedding_multiplier
+        planned: tuple[Kind, ...] = ()
+        for index, spec in enumerate(self._config.layers):
+            above = self._rows_above(rows, index)
+            if above is None:
+                # Only KV was wanted of this layer, and none of the layers above: an early chunk of a rebuild.
+                self._write_kv(x, index, rows)
+                return self._no_logits()
+            if above is not rows:
+                planned = ()
+            if spec.kind not in planned:
+                # Rows change at nearly every layer of a rebuild: plan only what the next layers need.
+                kinds = self._config.kinds if inputs.first_rows is None else (spec.kind,)
+                self._backend.plan(above.inputs, kinds)
+                planned += kinds
+            x = self._layer(x, index, rows, above)
+            rows = above
+        return self._head(x)
+
+    def _all_rows(self, inputs: ForwardInput) -> _Rows:
         batch = _copy_to_device(inputs, self._model.device)
         rotations = {
             rope: rotation(frequencies, batch.positions, self._model.dtype)
             for rope, frequencies in self._frequencies.items()
         }
-        x = F.embedding(batch.token_ids, self._model.weights.embedding)
-        if self._config.embedding_multiplier != 1.0:
-            x = x * self._embedding_multiplier
-        for index in range(self._config.num_layers):
-            x = self._layer(x, index, batch, rotations)
-        return self._head(x)
+        return _Rows(inputs, batch, rotations, None)
 
-    def _layer(
-        self, x: torch.Tensor, index: int, batch: _Batch, rotations: Mapping[RopeSpec, Rotation]
-    ) -> torch.Tensor:
+    def _rows_above(self, rows: _Rows, index: int) -> _Rows | None:
+        """The rows that need layer `index`'s output: `rows` itself but in a rebuild; None if none do."""
+        first_rows = rows.inputs.first_rows
+        trimmed = None if first_rows is None else trim(rows.inputs, first_rows[index + 1])
+        if trimmed is None:
+            return rows
+        inputs, kept_rows = trimmed
+        if not len(kept_rows):
+            return None
+        batch = _copy_to_device(inputs, self._model.device)
+        kept = torch.from_numpy(kept_rows).to(self._model.device)
+        rotations = {
+            rope: Rotation(full.cos.index_select(0, kept), full.sin.index_select(0, kept))
+            for rope, full in rows.rotations.items()
+        }
+        return _Rows(inputs, batch, rotations, kept)
+
+    def _write_kv(self, x: torch.Tensor, index: int, rows: _Rows) -> torch.Tensor:
+        """Compute and store keys and values of all `rows`; returns their q."""
         spec = self._config.layers[index]
+        q, keys, values = _project(x, spec, self._model.weights.layers[index], rows.rotations)
+        self._pools.write(index, rows.batch.write_slots[spec.kind], keys, values)
+        return q
+
+    def _layer(self, x: torch.Tensor, index: int, rows: _Rows, above: _Rows) -> torch.Tensor:
+        """x: [T, hidden] of `rows`. Returns the layer's output for the rows `above`."""
         weights = self._model.weights.layers[index]
-        q, keys, values = _project(x, spec, weights, rotations)
-        self._pools.write(index, batch.write_slots[spec.kind], keys, values)
+        q = self._write_kv(x, index, rows)
+        if above is not rows:
+            assert above.kept is not None
+            q, x = q.index_select(0, above.kept), x.index_select(0, above.kept)
         if index == self._config.num_layers - 1:
             # Above the last KV only the sampled rows matter; a chunk that samples nothing ends here.
-            x = x.index_select(0, batch.sample_rows)
+            x = x.index_select(0, above.batch.sample_rows)
             if not len(x):
                 return x
-            attended = self._backend.attend(q, index).index_select(0, batch.sample_rows)
+            attended = self._backend.attend(q, index).index_select(0, above.batch.sample_rows)
         else:
             attended = self._backend.attend(q, index)
         branch = weights.o(attended.flatten(1))
@@ -76,9 +118,12 @@ class Decoder:
             branch = weights.mlp_output_norm(branch)
         return x + branch
 
+    def _no_logits(self) -> torch.Tensor:
+        return torch.empty((0, self._config.vocab_size), device=self._model.device)
+
     def _head(self, x: torch.Tensor) -> torch.Tensor:
         if not len(x):
-            return torch.empty((0, self._config.vocab_size), device=x.device)
+            return self._no_logits()
         logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
         if self._config.final_softcap is not None:
             logits = self._config.final_softcap * torch.tanh(logits / self._config.final_softcap)
@@ -93,6 +138,16 @@ class _Batch:
     positions: torch.Tensor
     sample_rows: torch.Tensor
     write_slots: Mapping[Kind, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows that run in a layer. kept: which of the layer below's rows they are; None: all of them."""
+
+    inputs: ForwardInput
+    batch: _Batch
+    rotations: Mapping[RopeSpec, Rotation]
+    kept: torch.Tensor | None
 
 
 def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:

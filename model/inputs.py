@@ -8,7 +8,8 @@ Three intervals of a sequence's positions matter in a step; all are half open:
                                  [ new rows      )    write KV of both kinds
 
 Most sequences have full_hit <= start: no gap rows. In a rebuild, gap rows run in a staircase of layers
-(configs/staircase.py): layer l computes K and V on rows from first_rows[l] on, the rest from first_rows[l+1] on.
+(configs/staircase.py): layer l computes K and V on rows from first_rows[l] on, attention and MLP on rows
+from first_rows[l+1] on.
 """
 
 from __future__ import annotations

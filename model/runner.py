@@ -59,6 +59,11 @@ class ModelRunner:
         """Name of the backend in use; never `auto`."""
         return self._backend.name
 
+    @property
+    def tile_rows(self) -> int:
+        """Rows of one attention tile of the backend; see AttentionBackend.tile_rows."""
+        return self._backend.tile_rows
+
     @torch.inference_mode()
     def logits(self, inputs: ForwardInput) -> torch.Tensor:
         """Run one step and write its KV. Returns the logits of inputs.sample_rows, [S, V] float32."""
@@ -90,6 +95,7 @@ def _scratch_input(num_rows: int, page_size: int, config: ModelConfig) -> Forwar
         kv_indptr=np.array([0, num_pages], dtype=np.int32),
         kv_pages=np.zeros(num_pages, dtype=np.int32),
         first_position=np.zeros(1, dtype=np.int32),
+        lowest_key=np.zeros(1, dtype=np.int32),
         last_page_len=np.array([num_rows - (num_pages - 1) * page_size], dtype=np.int32),
         write_slots=(positions % page_size).astype(np.int64),
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
 
 import psutil
 import torch
@@ -10,12 +13,13 @@ import torch
 from forkpoint.cache import CacheGeometry, PrefixCache
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.serving import EngineConfig
+from forkpoint.configs.staircase import Staircase
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.device import resolve_kv_dtype
 from forkpoint.model.inputs import Kind
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
-from forkpoint.scheduler.engine import Engine
+from forkpoint.scheduler.engine import Engine, Runner
 from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.messages import EngineInfo, LoadProgress
 from forkpoint.scheduler.pool_sizes import PoolDemand, PoolSizes, size_pools
@@ -56,10 +60,23 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     return make_engine(config, limits, runner, _info(limits, model, runner))
 
 
+class TiledRunner(Runner, Protocol):
+    """A runner that says how its attention is tiled, and for which model."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def tile_rows(self) -> int: ...
+
+
 def make_engine(
-    config: EngineConfig, limits: SchedulerLimits, runner: ModelRunner, info: EngineInfo
+    config: EngineConfig, limits: SchedulerLimits, runner: TiledRunner, info: EngineInfo
 ) -> Engine:
     """Cache and scheduler around a runner."""
+    grid = math.lcm(runner.tile_rows, config.page_size)
+    if grid <= limits.max_rows:
+        limits = replace(limits, chunk_grid=grid)
     cache = PrefixCache(
         limits.geometry,
         full_pages=limits.full_pages,
@@ -67,8 +84,18 @@ def make_engine(
         retention=config.retention,
         eviction=config.radix_eviction_policy,
         enabled=config.enable_radix_cache,
+        staircase=_staircase(config, runner),
     )
     return Engine(Scheduler(cache, limits), runner, kinds=runner.config.kinds, info=info)
+
+
+def _staircase(config: EngineConfig, runner: TiledRunner) -> Staircase | None:
+    window = runner.config.window
+    if window is None or not config.enable_rebuild:
+        return None
+    return Staircase(
+        runner.config.layer_pattern, window, config.page_size, runner.tile_rows, depth=config.rebuild_depth
+    )
 
 
 def _limits(config: EngineConfig, model: Model) -> SchedulerLimits:

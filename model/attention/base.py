@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +21,16 @@ class AttentionBackend(Protocol):
         """As --attention-backend names it."""
         ...
 
-    def plan(self, inputs: ForwardInput) -> None:
-        """Prepare for attend() on this step's batch; what is computed here is shared by all layers."""
+    @property
+    def tile_rows(self) -> int:
+        """Rows of one attention tile; tiles begin at multiples of it in absolute position. 1: no tiles."""
+        ...
+
+    def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
+        """Prepare for attend() on these rows; what is computed here is shared by all layers.
+
+        Once per step, or in a rebuild whenever the rows change. kinds: of the layers that follow.
+        """
         ...
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
@@ -55,9 +64,9 @@ def spans(inputs: ForwardInput) -> list[Span]:
     return result
 
 
-def first_key(span: Span, window: int | None) -> int:
-    """Lowest position that the first row of the span can see."""
-    return 0 if window is None else max(0, span.start - window + 1)
+def first_key(span: Span, window: int | None, lowest_key: int) -> int:
+    """Lowest position that the first row of the span can see, and that holds something of its sequence."""
+    return lowest_key if window is None else max(lowest_key, span.start - window + 1)
 
 
 def slots_between(

@@ -12,6 +12,7 @@ Prefill, one span of W = 4 cut at multiples of the tile (here 4 rows):
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,11 +77,15 @@ class CpuBackend:
         self._prefills: dict[Kind, list[_Prefill]] = {}
         self._decodes: dict[Kind, list[_Decode]] = {}
 
-    def plan(self, inputs: ForwardInput) -> None:
+    @property
+    def tile_rows(self) -> int:
+        return self._tile_rows
+
+    def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
         all_spans = list(enumerate(spans(inputs)))
         decodes = [(index, span) for index, span in all_spans if span.end - span.start == 1]
         prefills = [(index, span) for index, span in all_spans if span.end - span.start > 1]
-        for kind in self._config.kinds:
+        for kind in kinds:
             self._prefills[kind] = [self._plan_prefill(inputs, kind, *item) for item in prefills]
             self._decodes[kind] = self._plan_decodes(inputs, kind, decodes)
 
@@ -102,13 +107,13 @@ class CpuBackend:
 
     def _plan_prefill(self, inputs: ForwardInput, kind: Kind, sequence: int, span: Span) -> _Prefill:
         window = self._window(kind)
-        lowest = first_key(span, window)
+        lowest = first_key(span, window, int(inputs.tables[kind].lowest_key[sequence]))
         slots = slots_between(inputs, kind, sequence, lowest, span.end, self._pools.page_size)
         tiles = []
         start = span.start
         while start < span.end:
             end = min((start // self._tile_rows + 1) * self._tile_rows, span.end)
-            key_start = 0 if window is None else max(0, start - window + 1)
+            key_start = lowest if window is None else max(lowest, start - window + 1)
             tiles.append(
                 _Tile(
                     row_start=span.row_start + start - span.start,
@@ -149,7 +154,7 @@ class CpuBackend:
         # Bound the padding: only lengths between the same two powers of two share a batch.
         buckets: defaultdict[int, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
         for sequence, span in decodes:
-            lowest = first_key(span, window)
+            lowest = first_key(span, window, int(inputs.tables[kind].lowest_key[sequence]))
             slots = slots_between(inputs, kind, sequence, lowest, span.end, self._pools.page_size)
             buckets[(len(slots) - 1).bit_length()].append((span.row_start, slots))
         return [_pad(bucket, inputs.num_rows) for bucket in buckets.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,7 @@ class TorchReferenceBackend:
     """Scores of all rows and keys of a sequence at once, masked by position; the oracle of other backends."""
 
     name = "torch"
+    tile_rows = 1
 
     def __init__(self, config: ModelConfig, pools: KvPools, device: torch.device) -> None:
         self._config = config
@@ -32,11 +34,11 @@ class TorchReferenceBackend:
         self._device = device
         self._planned: dict[Kind, list[_Sequence]] = {}
 
-    def plan(self, inputs: ForwardInput) -> None:
-        self._planned = {
-            kind: [self._plan_sequence(inputs, kind, index, span) for index, span in enumerate(spans(inputs))]
-            for kind in self._config.kinds
-        }
+    def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
+        for kind in kinds:
+            self._planned[kind] = [
+                self._plan_sequence(inputs, kind, index, span) for index, span in enumerate(spans(inputs))
+            ]
 
     def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
         spec = self._config.layers[layer]
@@ -52,7 +54,7 @@ class TorchReferenceBackend:
     def _plan_sequence(self, inputs: ForwardInput, kind: Kind, index: int, span: Span) -> _Sequence:
         window = self._config.window if kind == "swa" else None
         # Keys that no row sees are left out, not masked: their slots may hold anything, and 0 * NaN is NaN.
-        lowest = first_key(span, window)
+        lowest = first_key(span, window, int(inputs.tables[kind].lowest_key[index]))
         slots = slots_between(inputs, kind, index, lowest, span.end, self._pools.page_size)
         q_positions = torch.arange(span.start, span.end)[:, None]
         k_positions = torch.arange(lowest, span.end)[None, :]

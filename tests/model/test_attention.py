@@ -61,7 +61,7 @@ class _World:
     q: torch.Tensor
 
     def attend(self, backend: AttentionBackend, layer: int) -> torch.Tensor:
-        backend.plan(self.inputs)
+        backend.plan(self.inputs, self.inputs.tables)
         return backend.attend(self.q, layer)
 
 
@@ -111,6 +111,7 @@ def _world(
             np.array(pages, dtype=np.int32),
             np.array(first_positions, dtype=np.int32),
             np.array(last_lens, dtype=np.int32),
+            np.array(first_positions, dtype=np.int32),
             np.zeros(sum(rows for _, rows in spans), dtype=np.int64),
         )
     positions = [position for start, rows in spans for position in range(start, start + rows)]

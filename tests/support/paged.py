@@ -130,6 +130,7 @@ class PagedWorld:
             kv_indptr=np.array(indptr, dtype=np.int32),
             kv_pages=np.array(kv_pages, dtype=np.int32),
             first_position=np.array(first_positions, dtype=np.int32),
+            lowest_key=np.array(first_positions, dtype=np.int32),
             last_page_len=np.array(last_lens, dtype=np.int32),
             write_slots=np.array(slots, dtype=np.int64),
         )

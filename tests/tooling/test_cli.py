@@ -49,6 +49,8 @@ FLAGS = """
 --retention tail
 --radix-eviction-policy lru
 --disable-rebuild
+--rebuild-depth exact
+--rebuild-depth 4
 --grammar-backend llguidance
 --tp-size 1
 --tensor-parallel-size 1
@@ -60,7 +62,6 @@ FLAGS = """
 UNBUILT = """
 --retention anchors
 --radix-eviction-policy cost
---rebuild-depth exact
 --quantization int8
 --attention-backend flashinfer
 --tp-size 2
@@ -273,5 +274,8 @@ def test_a_model_is_called_by_its_last_part(model: str, name: str) -> None:
     assert default_model_name(model) == name
 
 
-def test_disable_rebuild_is_true_already() -> None:
-    check_settings(ServeSettings(disable_rebuild=True))
+def test_rebuild_settings_reach_the_engine() -> None:
+    config = engine_config(ServeSettings(disable_rebuild=True, rebuild_depth=3), Path("model"))
+    assert (config.enable_rebuild, config.rebuild_depth) == (False, 3)
+    exact = engine_config(ServeSettings(), Path("model"))
+    assert (exact.enable_rebuild, exact.rebuild_depth) == (True, None)
