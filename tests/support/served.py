@@ -161,12 +161,15 @@ class ProcessLog:
 
 
 @contextlib.contextmanager
-def serve(model: Path | str, *flags: str) -> Iterator[ServedModel]:
+def serve(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[ServedModel]:
     """Start `forkpoint serve MODEL` in float32 on a free port, without waiting until it is ready.
 
+    num_threads: None leaves it to the server. A second thread makes a tiny model no faster, and on a machine
+        that is busy with other things 15 times slower.
     Ends it at the end, by SIGTERM if it still runs; that must give exit code 0.
     """
-    with launch(model, "--dtype", "float32", "--port", "0", "--log-format", "json", *flags) as process:
+    options = ("--dtype", "float32", "--port", "0", "--log-format", "json", *flags)
+    with launch(model, *options, num_threads=num_threads) as process:
         log = ProcessLog(process)
         try:
             url = log.wait_for_event("listening")["url"]
@@ -188,15 +191,15 @@ def serve(model: Path | str, *flags: str) -> Iterator[ServedModel]:
 
 
 @contextlib.contextmanager
-def serve_ready(model: Path | str, *flags: str) -> Iterator[ServedModel]:
+def serve_ready(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[ServedModel]:
     """Like serve(), and it is ready."""
-    with serve(model, *flags) as served:
+    with serve(model, *flags, num_threads=num_threads) as served:
         served.wait_ready()
         yield served
 
 
 @contextlib.contextmanager
-def launch(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def launch(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[subprocess.Popen[str]]:
     """`forkpoint serve MODEL FLAGS` on the loopback, with its stderr in a pipe; killed if it is left alive."""
     # A setting of the person who runs the tests must not change what is tested.
     environment = {
@@ -204,6 +207,8 @@ def launch(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
         for name, value in os.environ.items()
         if not name.startswith("FORKPOINT_") or name == "FORKPOINT_CACHE"
     }
+    if num_threads is not None:
+        environment["OMP_NUM_THREADS"] = str(num_threads)
     with subprocess.Popen(
         [FORKPOINT, "serve", str(model), "--host", "127.0.0.1", *flags],
         stdout=subprocess.DEVNULL,
