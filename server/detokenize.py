@@ -1,4 +1,4 @@
-"""Token ids to text piece by piece, by way of bytes: a character is given out once all its bytes are there."""
+"""Token ids to text, by way of bytes: a character is given out once all its bytes are there."""
 
 from __future__ import annotations
 
