@@ -200,7 +200,7 @@ def serve_ready(model: Path | str, *flags: str, num_threads: int | None = 1) -> 
 
 @contextlib.contextmanager
 def launch(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[subprocess.Popen[str]]:
-    """`forkpoint serve MODEL FLAGS` on the loopback, with its stderr in a pipe; killed if it is left alive."""
+    """`forkpoint serve MODEL FLAGS` on the loopback, stderr in a pipe; killed if it is left alive."""
     # A setting of the person who runs the tests must not change what is tested.
     environment = {
         name: value

@@ -1,4 +1,4 @@
-"""Whole model directories of a few megabytes that `forkpoint serve` takes: weights, tokenizer, chat template."""
+"""Model directories of a few megabytes that `forkpoint serve` takes: weights, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ def _config() -> PreTrainedConfig:
         max_position_embeddings=CONTEXT_LENGTH,
         layer_types=["sliding_attention"] * 3 + ["full_attention"],
         sliding_window=WINDOW,
+        # Tied and random, the last token's own row would win every time, whatever came before it.
+        tie_word_embeddings=False,
         query_pre_attn_scalar=24,
         bos_token_id=2,
         eos_token_id=1,
