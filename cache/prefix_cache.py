@@ -185,6 +185,7 @@ class PrefixCache:
         self._tree.touch(tip)
         lease.published = full
         for node in reversed(list(tip.up_to_root())):
+            node.hits += 1
             lease.full_pages.append(node.full_pages)
         self._borrow_window(lease, resume)
         self.counters.windows_rebuilt += lease.branch_point is not None and self.staircase is not None

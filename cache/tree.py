@@ -53,9 +53,10 @@ class Node:
 
     start_page: index of its first page in the sequence. pins: leases whose tip is this node, plus children
     with pins; a node with pins > 0 lies on the path of a running sequence and is never evicted.
+    hits: how often a sequence borrowed it.
     """
 
-    __slots__ = ("children", "full_pages", "parent", "pins", "start_page", "swa", "tokens")
+    __slots__ = ("children", "full_pages", "hits", "parent", "pins", "start_page", "swa", "tokens")
 
     def __init__(
         self, parent: Node | None, start_page: int, tokens: Tokens, full_pages: PageIds, swa: SwaSpan
@@ -67,6 +68,7 @@ class Node:
         self.swa = swa
         self.children: dict[ChildKey, Node] = {}
         self.pins = 0
+        self.hits = 0
 
     @property
     def num_pages(self) -> int:
@@ -186,6 +188,7 @@ class RadixTree:
             upper_span,
         )
         upper.pins = 1 if node.pins else 0
+        upper.hits = node.hits
         node.parent.children[self.key(upper.tokens, 0)] = upper
 
         node.tokens = node.tokens[cut:].copy()
