@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Protocol
 
+from forkpoint.cache.eviction_cost import CostWindows
 from forkpoint.cache.tree import Window
-
-
-class WindowOrder(Protocol):
-    """An order of kept windows by value. It decides, the SWA component executes."""
-
-    def touch(self, window: Window) -> None:
-        """The window was kept or used just now."""
-        ...
-
-    def forget(self, window: Window) -> None: ...
-
-    def victims(self) -> Iterator[Window]:
-        """All windows, least valued first. The caller may drop what it is given while it iterates."""
-        ...
+from forkpoint.cache.window_order import Appraisal, WindowOrder
 
 
 class LruWindows:
-    """Least recently used first."""
+    """Least recently used first; what nobody holds is freed at once."""
+
+    keeps_scraps = False
 
     def __init__(self) -> None:
         self._windows: OrderedDict[Window, None] = OrderedDict()
 
-    def touch(self, window: Window) -> None:
+    def bind(self, appraise: Callable[[Window], Appraisal], clock: Callable[[], int]) -> None:
+        """Recency is all that this order asks."""
+
+    def keep(self, window: Window) -> None:
         self._windows[window] = None
         self._windows.move_to_end(window)
 
-    def forget(self, window: Window) -> None:
+    def hit(self, window: Window) -> None:
+        window.hits += 1
+        self.keep(window)
+
+    def forget(self, window: Window, *, is_evicted: bool) -> None:
         del self._windows[window]
+
+    def windows(self) -> Iterable[Window]:
+        return self._windows
 
     def victims(self) -> Iterator[Window]:
         num_passed_over = 0
@@ -45,4 +44,8 @@ class LruWindows:
                 num_passed_over += window in self._windows
 
 
-EVICTION_POLICIES: dict[str, Callable[[], WindowOrder]] = {"lru": LruWindows}
+# Each makes an order for a SWA pool of so many pages.
+EVICTION_POLICIES: dict[str, Callable[[int], WindowOrder]] = {
+    "cost": CostWindows,
+    "lru": lambda num_pages: LruWindows(),
+}

@@ -52,10 +52,11 @@ class Lease:
     start: the first position to run; R, or higher when only the windows below F are rebuilt.
     live_from: of [R, F), the positions from here on become the tree's once F is computed.
     branch_point: F when F > R, else None. prompt_len: where the prompt's own window is kept.
-    num_computed: as of the last commit.
+    num_computed: as of the last commit. anchors: positions where later prompts are likely to fork, ascending.
     """
 
     __slots__ = (
+        "anchors",
         "branch_point",
         "first_swa",
         "full_hit",
@@ -83,6 +84,7 @@ class Lease:
         start: int,
         live_from: int,
         prompt_len: int,
+        anchors: tuple[int, ...] = (),
     ) -> None:
         self.tip = tip
         self.namespace = namespace
@@ -92,6 +94,7 @@ class Lease:
         self.live_from = live_from
         self.branch_point: int | None = full_hit if full_hit > resume else None
         self.prompt_len = prompt_len
+        self.anchors = anchors
         self.num_computed = start
         self.published = 0
         self.full_pages = PageRow()

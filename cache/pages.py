@@ -34,7 +34,10 @@ def num_pages_for(num_tokens: int, page_size: int) -> int:
 
 
 class PagePool:
-    """Free list of page ids 1..capacity, last returned first out. Page 0 is never given: it is scratch."""
+    """Free list of page ids 1..capacity, last returned first out. Page 0 is never given: it is scratch.
+
+    num_taken: pages given out so far, ever; the clock by which cached state ages.
+    """
 
     def __init__(self, kind: str, capacity: int) -> None:
         self.kind = kind
@@ -42,6 +45,7 @@ class PagePool:
         # Stack; the low ids lie on top so that a small load touches little memory.
         self._stack: PageIds = np.arange(capacity, 0, -1, dtype=np.int32)
         self._num_free = capacity
+        self.num_taken = 0
 
     @property
     def num_free(self) -> int:
@@ -52,6 +56,7 @@ class PagePool:
         if count > self._num_free:
             raise OutOfPages(self.kind, count, self._num_free)
         self._num_free -= count
+        self.num_taken += count
         return self._stack[self._num_free : self._num_free + count][::-1].copy()
 
     def give(self, pages: PageIds) -> None:

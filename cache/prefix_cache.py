@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from forkpoint.cache.audit import AuditError, audit_pages, audit_structure
 from forkpoint.cache.components.full import FullComponent
 from forkpoint.cache.components.swa import SwaComponent
+from forkpoint.cache.description import TreeDescription, describe_tree
 from forkpoint.cache.eviction import EVICTION_POLICIES
 from forkpoint.cache.geometry import CacheGeometry
 from forkpoint.cache.lease import Lease
 from forkpoint.cache.pages import OutOfPages, PagePool, num_pages_for
-from forkpoint.cache.retention import RETENTION_POLICIES
+from forkpoint.cache.retention import RETENTION_POLICIES, Keep
 from forkpoint.cache.tree import Node, RadixTree, SwaSpan
 from forkpoint.configs.staircase import Staircase
 
@@ -116,7 +117,8 @@ class PrefixCache:
         self._full = FullComponent(PagePool("full", full_pages))
         self._swa: SwaComponent | None = None
         if geometry.window is not None:
-            self._swa = SwaComponent(PagePool("swa", swa_pages), geometry, EVICTION_POLICIES[eviction]())
+            order = EVICTION_POLICIES[eviction](swa_pages)
+            self._swa = SwaComponent(PagePool("swa", swa_pages), geometry, order, staircase)
         self._leases: dict[int, Lease] = {}
         self._version = 0
 
@@ -161,7 +163,7 @@ class PrefixCache:
 
     # ---- taking
 
-    def acquire(self, match: Match, *, prompt_len: int) -> Lease:
+    def acquire(self, match: Match, *, prompt_len: int, anchors: tuple[int, ...] = ()) -> Lease:
         """Borrow what `match` found: full KV on [0, F), and the SWA window below R.
 
         The match must be the newest state of the cache. May split a node; marks the path as used.
@@ -180,6 +182,7 @@ class PrefixCache:
             start=start,
             live_from=live_from,
             prompt_len=prompt_len,
+            anchors=anchors,
         )
         self._full.pin(tip)
         self._tree.touch(tip)
@@ -225,11 +228,14 @@ class PrefixCache:
         swa.lock(lease.tip, first, resume)
         window = swa.window_at(lease.tip, resume)
         if window is not None:
-            self.counters.branch_points_hit += window.is_branch
-            swa.order.touch(window)
-        elif self._retention.keeps_branch_points():
-            # Resumed inside another window's margin, or at a running neighbour: worth a window of its own.
-            self._keep(lease, resume, is_branch=True)
+            self.counters.branch_points_hit += window.window_class == "branch"
+            swa.order.hit(window)
+            return
+        for covering in swa.windows_over(lease.tip, resume):
+            swa.order.hit(covering)
+        if self._retention.keeps_branch_points:
+            # Resumed inside another window's margin, at scraps, or at a running neighbour: worth its own window.
+            self._keep(lease, Keep(resume * self.geometry.page_size, "branch"))
 
     def extend(self, lease: Lease, end: int) -> None:
         """Make sure that the lease has pages of each kind for all positions below `end`.
@@ -304,21 +310,27 @@ class PrefixCache:
         kept, branch_kept = 0, False
         if self.enabled and num_computed >= lease.full_hit:
             self._publish(lease, tokens, target)
-            for end in self._retention.ends(lease, previously, num_computed):
-                is_branch = end == lease.branch_point
-                is_kept = self._keep(lease, end // size, is_branch=is_branch)
+            for keep in self._wanted_windows(lease, previously, num_computed):
+                is_kept = self._keep(lease, keep)
                 kept += is_kept
-                branch_kept |= is_kept and is_branch
+                branch_kept |= is_kept and keep.end == lease.branch_point
         self.counters.branch_points_kept += branch_kept
         self._free_below_frontier(lease, num_computed)
         return Commit(lease.published * size, kept, branch_kept)
 
-    def _keep(self, lease: Lease, end_page: int, *, is_branch: bool) -> bool:
+    def _wanted_windows(self, lease: Lease, previously: int, num_computed: int) -> list[Keep]:
+        if self._swa is None:
+            return []
+        return self._retention.keeps(lease, previously, num_computed, self.geometry)
+
+    def _keep(self, lease: Lease, keep: Keep) -> bool:
+        """Whether a new window was kept; one that exists at this place is refreshed."""
+        end_page = keep.end // self.geometry.page_size
         if self._swa is None or end_page == 0:
             return False
-        window = self._swa.keep_window(lease.tip, end_page, is_branch=is_branch)
-        self.counters.windows_kept += window is not None
-        return window is not None
+        is_new = self._swa.keep_window(lease.tip, end_page, keep.window_class)
+        self.counters.windows_kept += is_new
+        return is_new
 
     def _publish(self, lease: Lease, tokens: Tokens, target: int) -> None:
         """Insert pages up to `target` below the lease's tip, and give the tree the SWA pages it lacks."""
@@ -398,7 +410,7 @@ class PrefixCache:
         """
         self.commit(lease, tokens, num_computed)
         if self.enabled and num_computed >= lease.full_hit:
-            self._keep(lease, num_computed // self.geometry.page_size, is_branch=False)
+            self._keep(lease, Keep(num_computed, "finish_tail"))
         if self._swa is not None:
             self._free_swa_below(lease, lease.swa_pages.length)
         self._full.pool.give(lease.owned_full)
@@ -447,8 +459,17 @@ class PrefixCache:
             if not np.array_equal(borrowed, lease.full_pages[0 : lease.published]):
                 raise AuditError("full: a lease's borrowed pages are not those of its path")
 
+    def describe(self, *, max_nodes: int) -> TreeDescription:
+        """The tree as counts, for people who look at it. O(max_nodes), however large the tree is."""
+        return describe_tree(
+            self._tree,
+            max_nodes=max_nodes,
+            full_pages=self._full.num_tree_pages,
+            swa_pages=0 if self._swa is None else self._swa.num_tree_pages,
+        )
+
     def dump(self) -> list[tuple[str, list[int], list[bool]]]:
-        """Every root-to-leaf prefix as (namespace, tokens, SWA live per page); for tests and /debug."""
+        """Every root-to-leaf prefix as (namespace, tokens, SWA live per page); for tests."""
         found = []
         for namespace, root in self._tree.roots.items():
             for leaf in self._tree.leaves(root):

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from forkpoint.cache.pages import PageIds
 
 Tokens = NDArray[np.int32]
 ChildKey = int | bytes
+# Why a window is kept: an anchor known in advance, the end of a prompt or of a finished sequence, or a place
+# where a request was seen to fork.
+WindowClass = Literal["system_anchor", "message_anchor", "prompt_tail", "finish_tail", "branch"]
 Counts = NDArray[np.int32]
 
 
@@ -24,13 +28,16 @@ Counts = NDArray[np.int32]
 class Window:
     """A kept SWA window: the num_pages pages that end before page index end_page, on the path of `node`.
 
-    Mutable: a split moves it to another node, and it grows when more pages below it become live.
+    Mutable: a split moves it to another node, it grows when more pages below it become live, and it is hit.
+    hits: requests that resumed from it. last_use: when, in SWA pages allocated so far.
     """
 
     node: Node
     end_page: int
     num_pages: int
-    is_branch: bool
+    window_class: WindowClass
+    hits: int = 0
+    last_use: int = 0
 
 
 @dataclass(slots=True, eq=False)

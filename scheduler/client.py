@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forkpoint.scheduler.messages import (
+    CacheDescribed,
     EngineInfo,
     EngineStats,
     Finish,
@@ -121,6 +122,10 @@ class EngineClient(Protocol):
 
     async def flush_cache(self) -> bool:
         """False while sequences run or wait."""
+        ...
+
+    async def describe_cache(self, max_nodes: int) -> CacheDescribed:
+        """What the prefix cache holds, at most max_nodes nodes of it. Waits for the step in progress."""
         ...
 
     async def stop(self) -> None:

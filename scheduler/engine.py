@@ -15,6 +15,8 @@ from forkpoint.model.inputs import Draws, ForwardInput, Kind
 from forkpoint.scheduler.batch import build_forward_input, draws_of
 from forkpoint.scheduler.messages import (
     Abort,
+    CacheDescribed,
+    DescribeCache,
     EngineInfo,
     EngineStats,
     FlushCache,
@@ -67,12 +69,17 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def handle(self, message: Submit | Abort | FlushCache) -> FlushDone | None:
-        """Take one message in; only FlushCache has an answer of its own."""
+    def handle(
+        self, message: Submit | Abort | FlushCache | DescribeCache
+    ) -> FlushDone | CacheDescribed | None:
+        """Take one message in; FlushCache and DescribeCache have an answer of their own."""
         if isinstance(message, Submit):
             self.scheduler.submit(message)
         elif isinstance(message, Abort):
             self.scheduler.abort(message.uid)
+        elif isinstance(message, DescribeCache):
+            tree = self.scheduler.cache.describe(max_nodes=message.max_nodes)
+            return CacheDescribed(message.ticket, tree, self.stats())
         else:
             cleared = not self.scheduler.has_work and self.scheduler.cache.flush()
             return FlushDone(message.ticket, cleared, self.stats())

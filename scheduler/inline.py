@@ -12,9 +12,12 @@ from forkpoint.scheduler.engine import Engine
 from forkpoint.scheduler.mailboxes import Mailboxes
 from forkpoint.scheduler.messages import (
     Abort,
+    CacheDescribed,
+    DescribeCache,
     EngineInfo,
     EngineStats,
     FlushCache,
+    FlushDone,
     LoadProgress,
     StepTokens,
     Submit,
@@ -78,8 +81,13 @@ class InlineEngine:
 
     async def flush_cache(self) -> bool:
         done = self.engine.handle(FlushCache(0))
-        assert done is not None
+        assert isinstance(done, FlushDone)
         return done.cleared
+
+    async def describe_cache(self, max_nodes: int) -> CacheDescribed:
+        described = self.engine.handle(DescribeCache(0, max_nodes))
+        assert isinstance(described, CacheDescribed)
+        return described
 
     async def stop(self) -> None:
         self._state = EngineState.STOPPED

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from forkpoint.cache.description import TreeDescription
 from forkpoint.configs.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -47,11 +48,19 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeCache:
+    """Tell what the prefix cache holds, at most max_nodes nodes of it; answered by CacheDescribed."""
+
+    ticket: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the engine process after the current step."""
 
 
-ToEngine = Submit | Abort | FlushCache | Shutdown
+ToEngine = Submit | Abort | FlushCache | DescribeCache | Shutdown
 
 
 # ---- engine process -> API process
@@ -176,6 +185,15 @@ class FlushDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheDescribed:
+    """stats: of the same moment, for the pools."""
+
+    ticket: int
+    tree: TreeDescription
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The engine cannot go on (load error, device lost); the process ends after this."""
 
@@ -183,4 +201,4 @@ class Failed:
     hint: str | None = None
 
 
-FromEngine = LoadProgress | Ready | StepTokens | FlushDone | Failed
+FromEngine = LoadProgress | Ready | StepTokens | FlushDone | CacheDescribed | Failed

@@ -230,7 +230,9 @@ class Scheduler:
         return min(self.limits.resting_swa_pages, num_pages_for(longest, self.limits.geometry.page_size) + 1)
 
     def _start(self, sequence: Sequence, match: Match) -> None:
-        lease = sequence.lease = self.cache.acquire(match, prompt_len=sequence.prompt_len)
+        lease = sequence.lease = self.cache.acquire(
+            match, prompt_len=sequence.prompt_len, anchors=sequence.anchors
+        )
         sequence.num_computed = lease.start
         sequence.prefill_end = sequence.num_tokens
         self._running.append(sequence)

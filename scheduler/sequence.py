@@ -21,6 +21,7 @@ class Sequence:
 
     __slots__ = (
         "_tokens",
+        "anchors",
         "arrival_s",
         "choice",
         "lease",
@@ -40,6 +41,7 @@ class Sequence:
         self.params: SamplingParams = submit.params
         self.choice = submit.choice
         self.namespace = submit.namespace
+        self.anchors = submit.anchors
         self.arrival_s = arrival_s
         self.prompt_len = len(submit.token_ids)
         self.num_tokens = self.prompt_len

@@ -1,7 +1,8 @@
 """Sliding-window state in the tree: per page live or a tombstone, held by kept windows and by leases.
 
-A page of the tree is live exactly while a kept window refers to it or a running sequence has it locked.
-Whoever lets go last frees it. Positions here are page indices.
+A page of the tree is held while a kept window refers to it or a running sequence has it locked. When the
+last of them lets go it is freed, or becomes a scrap where the eviction policy wants that. Positions here
+are page indices.
 """
 
 from __future__ import annotations
@@ -9,24 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forkpoint.cache.audit import AuditError
-from forkpoint.cache.eviction import WindowOrder
+from forkpoint.cache.components.scraps import ScrapRun, Scraps
 from forkpoint.cache.geometry import CacheGeometry
 from forkpoint.cache.lease import Lease
 from forkpoint.cache.pages import PageIds, PagePool
-from forkpoint.cache.tree import Node, Window
+from forkpoint.cache.paths import owner_of, segments, window_segments
+from forkpoint.cache.tree import Counts, Node, SwaSpan, Window, WindowClass
+from forkpoint.cache.window_order import Appraisal, WindowOrder
+from forkpoint.configs.staircase import Staircase
 
 
 class SwaComponent:
     """SWA pages of the tree, and the windows that are kept for later requests."""
 
-    def __init__(self, pool: PagePool, geometry: CacheGeometry, order: WindowOrder) -> None:
+    def __init__(
+        self, pool: PagePool, geometry: CacheGeometry, order: WindowOrder, staircase: Staircase | None
+    ) -> None:
         self.pool = pool
         self.geometry = geometry
         self.order = order
+        self._staircase = staircase
+        self._scraps = Scraps()
         self._num_tree_pages = 0
         self._num_locked_pages = 0
+        self._num_scrap_pages = 0
+        order.bind(self.appraise, lambda: self.pool.num_taken)
 
     @property
     def num_tree_pages(self) -> int:
@@ -37,28 +48,22 @@ class SwaComponent:
         return self._num_locked_pages
 
     @property
+    def num_scrap_pages(self) -> int:
+        """Tree pages that nobody holds: as good as free."""
+        return self._num_scrap_pages
+
+    @property
     def num_evictable_pages(self) -> int:
         return self._num_tree_pages - self._num_locked_pages
 
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """The greatest legal page index: SWA live on the last min(p, ceil((W-1)/P)) pages below it."""
-        needed = self.geometry.pages_to_resume
-        if needed == 0:
-            return num_pages
-        # end: candidate. Everything from the page looked at last up to `end` is live.
-        end = num_pages
-        for node in reversed(path):
-            dead = np.flatnonzero(node.swa.pages[: num_pages - node.start_page] == 0)
-            if len(dead):
-                if end - (node.start_page + int(dead[-1]) + 1) >= needed:
-                    return end
-                long_runs = np.flatnonzero(np.diff(dead) > needed)
-                if len(long_runs):
-                    return node.start_page + int(dead[long_runs[-1] + 1])
-                end = node.start_page + int(dead[0])
-            if end - node.start_page >= needed:
-                return end
-        return end
+        masks = (
+            (node.start_page, node.swa.pages[: num_pages - node.start_page] != 0) for node in reversed(path)
+        )
+        return greatest_legal(masks, num_pages, self.geometry.pages_to_resume)
+
+    # ---- leases
 
     def adopt(self, node: Node, start: int, own: PageIds) -> None:
         """Give a lease's pages start.. of `node` to the tree, each locked once for that lease.
@@ -70,101 +75,148 @@ class SwaComponent:
         local = slice(start - node.start_page, start - node.start_page + len(own))
         tree_pages, locks = span.pages[local], span.locks[local]
         is_dead = tree_pages == 0
+        self._note_held(span, local)
         self.pool.give(own[~is_dead])
-        self._num_tree_pages += int(is_dead.sum())
-        self._num_locked_pages += int((locks == 0).sum())
+        self._num_tree_pages += int(np.count_nonzero(is_dead))
+        self._num_locked_pages += int(np.count_nonzero(locks == 0))
         tree_pages[is_dead] = own[is_dead]
         locks += 1
         own[:] = tree_pages
 
     def num_unlocked(self, tip: Node, start: int, end: int) -> int:
         """How many of pages start..end of the path to `tip` no lease has locked."""
-        return sum(int((node.swa.locks[local] == 0).sum()) for node, local in _segments(tip, start, end))
+        return sum(
+            int(np.count_nonzero(node.swa.locks[local] == 0)) for node, local in segments(tip, start, end)
+        )
 
     def lock(self, tip: Node, start: int, end: int) -> None:
         """Keep pages start..end of the path to `tip` alive for one more lease. They must be live."""
-        for node, local in _segments(tip, start, end):
+        for node, local in segments(tip, start, end):
             locks = node.swa.locks[local]
-            assert (node.swa.pages[local] != 0).all(), "a lease may only lock live pages"
-            self._num_locked_pages += int((locks == 0).sum())
+            assert node.swa.pages[local].all(), "a lease may only lock live pages"
+            self._note_held(node.swa, local)
+            self._num_locked_pages += int(np.count_nonzero(locks == 0))
             locks += 1
 
-    def unlock(self, tip: Node, start: int, end: int) -> int:
-        """Undo one lock of each page; returns how many pages that freed."""
-        freed = 0
-        for node, local in _segments(tip, start, end):
+    def unlock(self, tip: Node, start: int, end: int) -> None:
+        """Undo one lock of each page; what nobody holds then is let go."""
+        for node, local in segments(tip, start, end):
             locks = node.swa.locks[local]
-            assert (locks > 0).all(), "unlock without lock"
+            assert locks.all(), "unlock without lock"
             locks -= 1
-            self._num_locked_pages -= int((locks == 0).sum())
-            freed += self._free_unheld(node, local)
-        return freed
+            self._num_locked_pages -= int(np.count_nonzero(locks == 0))
+            self._let_go(node, local)
 
     def pages_of(self, tip: Node, start: int, end: int) -> PageIds:
         """Ids of pages start..end of the path to `tip`, in order. A copy."""
-        parts = [node.swa.pages[local] for node, local in _segments(tip, start, end)]
+        parts = [node.swa.pages[local] for node, local in segments(tip, start, end)]
         return np.concatenate([np.zeros(0, dtype=np.int32), *reversed(parts)])
 
-    def keep_window(self, tip: Node, end: int, *, is_branch: bool) -> Window | None:
+    # ---- windows
+
+    def keep_window(self, tip: Node, end: int, window_class: WindowClass) -> bool:
         """Keep the live pages below page `end` on the path to `tip`, at most W - 1 + margin positions.
 
-        Returns None when too few are live for `end` to be legal. A window that exists is refreshed, and
-        grown where more is live now.
+        Returns whether a window is new. None is kept when too few pages are live for `end` to be legal. A
+        window that exists is refreshed, and grown where more is live now; its class stays.
         """
         first_wanted = self.geometry.frontier(end * self.geometry.page_size) // self.geometry.page_size
         start = self._live_from(tip, end, first_wanted)
         if end == 0 or end - start < min(end, self.geometry.pages_to_resume):
-            return None
-        owner = _owner_of(tip, end)
+            return False
+        owner = owner_of(tip, end)
         window = owner.swa.windows.get(end)
+        is_new = window is None
         if window is None:
-            window = owner.swa.windows[end] = Window(owner, end, 0, is_branch)
-        window.is_branch |= is_branch
-        for node, local in _segments(owner, start, end - window.num_pages):
+            window = owner.swa.windows[end] = Window(owner, end, 0, window_class)
+        for node, local in segments(owner, start, end - window.num_pages):
+            self._note_held(node.swa, local)
             node.swa.refs[local] += 1
         window.num_pages = max(window.num_pages, end - start)
-        self.order.touch(window)
-        return window
+        self.order.keep(window)
+        return is_new
 
     def window_at(self, tip: Node, end: int) -> Window | None:
         """The kept window that ends at page `end` of the path to `tip`, if any."""
-        return _owner_of(tip, end).swa.windows.get(end) if end else None
+        return owner_of(tip, end).swa.windows.get(end) if end else None
+
+    def windows_over(self, tip: Node, end: int) -> list[Window]:
+        """Windows of other branches whose pages make page `end`, the end of the path to `tip`, legal.
+
+        A follow-up that dropped the last tokens of its previous turn resumes inside that turn's window.
+        """
+        return [
+            window
+            for child in tip.children.values()
+            for window in child.swa.windows.values()
+            if window.end_page - window.num_pages <= max(0, end - self.geometry.pages_to_resume)
+        ]
+
+    def appraise(self, window: Window) -> Appraisal:
+        """What losing a window would free, and what it would cost to rebuild it from the next legal length."""
+        num_freed = sum(
+            int(np.count_nonzero((node.swa.refs[local] == 1) & (node.swa.locks[local] == 0)))
+            for node, local in window_segments(window)
+        )
+        resume = greatest_legal(self._held_without(window), window.end_page, self.geometry.pages_to_resume)
+        size = self.geometry.page_size
+        return Appraisal(num_freed, self._cost(window.end_page * size, resume * size))
+
+    def _held_without(self, window: Window) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Which pages below the window's end would be held without it, from its end down to page 0."""
+        lowest = window.end_page - window.num_pages
+        for node, local in segments(window.node, 0, window.end_page):
+            span = node.swa
+            refs = span.refs[local].copy()
+            refs[max(0, lowest - node.start_page) :] -= 1
+            yield node.start_page, (refs > 0) | (span.locks[local] > 0)
+
+    def _cost(self, full_hit: int, resume: int) -> int:
+        """Row-layers to make [resume, full_hit) usable again."""
+        stairs = self._staircase
+        if stairs is None:
+            return full_hit - resume
+        return stairs.row_layers(full_hit, resume, stairs.start(full_hit, resume), full_hit)
 
     def evict(self, num_pages: int) -> tuple[int, int]:
-        """Drop whole windows, least valued first, until num_pages are free. Returns (windows, pages) gone.
+        """Make num_pages free: scraps first, then whole windows, least valued first.
 
-        A window whose pages are all locked frees nothing and is passed over.
+        Returns how many windows went, and how many pages only they held. A window whose pages are all
+        locked frees nothing and is passed over.
         """
         windows = pages = 0
+        self._reclaim(num_pages)
         for window in self.order.victims():
             if self.pool.num_free >= num_pages:
                 break
-            if all((node.swa.locks[local] > 0).all() for node, local in _window_segments(window)):
+            if all(node.swa.locks[local].all() for node, local in window_segments(window)):
                 continue
-            pages += self.drop_window(window)
+            pages += self.drop_window(window, is_evicted=True)
             windows += 1
+            self._reclaim(num_pages)
         return windows, pages
 
-    def drop_window(self, window: Window) -> int:
-        """Forget a window; returns how many pages that freed."""
-        freed = 0
-        for node, local in _window_segments(window):
+    def drop_window(self, window: Window, *, is_evicted: bool = False) -> int:
+        """Forget a window; returns how many pages nobody holds for that."""
+        let_go = 0
+        for node, local in window_segments(window):
             node.swa.refs[local] -= 1
-            freed += self._free_unheld(node, local)
+            let_go += self._let_go(node, local)
         del window.node.swa.windows[window.end_page]
-        self.order.forget(window)
-        return freed
+        self.order.forget(window, is_evicted=is_evicted)
+        return let_go
 
     def drop(self, node: Node) -> None:
         """The leaf leaves the tree: its windows go, and with them all its pages."""
         for window in list(node.swa.windows.values()):
-            self.drop_window(window)
+            self.drop_window(window, is_evicted=True)
+        self._free_scraps(node, slice(0, node.num_pages))
         assert not node.swa.pages.any(), "an unlocked leaf holds SWA pages that no window of its own keeps"
 
     def _live_from(self, tip: Node, end: int, lowest: int) -> int:
         """The lowest page such that all of it..end is live, not below `lowest`."""
         start = end
-        for node, local in _segments(tip, lowest, end):
+        for node, local in segments(tip, lowest, end):
             pages = node.swa.pages[local]
             dead = np.flatnonzero(pages == 0)
             if len(dead):
@@ -172,16 +224,63 @@ class SwaComponent:
             start = node.start_page + int(local.start)
         return start
 
-    def _free_unheld(self, node: Node, local: slice) -> int:
-        span = node.swa
-        pages = span.pages[local]
-        is_free = (span.refs[local] == 0) & (span.locks[local] == 0) & (pages != 0)
-        count = int(is_free.sum())
-        if count:
-            self.pool.give(pages[is_free])
-            pages[is_free] = 0
-            self._num_tree_pages -= count
+    # ---- pages that nobody holds
+
+    def _note_held(self, span: SwaSpan, local: slice) -> None:
+        """These pages are about to be held: the scraps among them are none any more."""
+        if self._num_scrap_pages:
+            self._num_scrap_pages -= int(np.count_nonzero(_is_scrap(span, local)))
+
+    def _let_go(self, node: Node, local: slice) -> int:
+        """Somebody gave these pages up: free, or keep as scraps, what nobody holds. Returns how many."""
+        is_unheld = _is_scrap(node.swa, local)
+        count = int(np.count_nonzero(is_unheld))
+        if not count:
+            return 0
+        if self.order.keeps_scraps:
+            self._num_scrap_pages += count
+            self._scraps.add(node, node.start_page + local.start, node.start_page + local.stop)
+            self._scraps.compact(self._has_scraps)
+        else:
+            self._free(node, local, is_unheld)
         return count
+
+    def _reclaim(self, num_pages: int) -> None:
+        """Free scraps, oldest first, until num_pages are free or there are none."""
+        while self.pool.num_free < num_pages and self._num_scrap_pages:
+            run = self._scraps.oldest()
+            assert run is not None, "scraps are counted that no run covers"
+            if not _is_in_tree(run.node):
+                continue
+            for node, local in reversed(list(segments(run.node, run.start, run.end))):
+                wanted = num_pages - self.pool.num_free
+                if wanted <= 0:
+                    self._scraps.put_back(ScrapRun(run.node, node.start_page + local.start, run.end))
+                    break
+                scraps = np.flatnonzero(_is_scrap(node.swa, local))
+                stop = local.stop if len(scraps) <= wanted else local.start + int(scraps[wanted - 1]) + 1
+                self._free_scraps(node, slice(local.start, stop))
+                if stop < local.stop:
+                    self._scraps.put_back(ScrapRun(run.node, node.start_page + stop, run.end))
+                    break
+
+    def _free_scraps(self, node: Node, local: slice) -> None:
+        is_scrap = _is_scrap(node.swa, local)
+        self._num_scrap_pages -= int(np.count_nonzero(is_scrap))
+        self._free(node, local, is_scrap)
+
+    def _free(self, node: Node, local: slice, chosen: NDArray[np.bool_]) -> None:
+        pages = node.swa.pages[local]
+        self.pool.give(pages[chosen])
+        pages[chosen] = 0
+        self._num_tree_pages -= int(np.count_nonzero(chosen))
+
+    def _has_scraps(self, run: ScrapRun) -> bool:
+        return _is_in_tree(run.node) and any(
+            _is_scrap(node.swa, local).any() for node, local in segments(run.node, run.start, run.end)
+        )
+
+    # ---- checking
 
     def audit(self, nodes: Sequence[Node], leases: Sequence[Lease]) -> PageIds:
         """Recount references, locks and ledger; returns the ids of all pages that the tree holds.
@@ -200,68 +299,82 @@ class SwaComponent:
 
         windows = [window for node in nodes for window in node.swa.windows.values()]
         self._audit_windows(nodes, windows)
-        wanted_refs = np.zeros(total, dtype=np.int32)
-        for window in windows:
-            for node, local in _window_segments(window):
-                wanted_refs[start_of[node] + local.start : start_of[node] + local.stop] += 1
-        if not np.array_equal(refs, wanted_refs):
+        if not np.array_equal(refs, _count(total, start_of, map(window_segments, windows))):
             raise AuditError("swa: references of pages are not those of the kept windows")
-
-        wanted_locks = np.zeros(total, dtype=np.int32)
-        for lease in leases:
-            for node, local in _segments(lease.tip, lease.first_swa, lease.swa_published):
-                wanted_locks[start_of[node] + local.start : start_of[node] + local.stop] += 1
-            borrowed = self.pages_of(lease.tip, lease.first_swa, lease.swa_published)
-            if not np.array_equal(
-                borrowed, lease.swa_pages[lease.first_swa : max(lease.first_swa, lease.swa_published)]
-            ):
-                raise AuditError("swa: a lease's borrowed pages are not those of its path")
-        if not np.array_equal(locks, wanted_locks):
+        borrowed = [segments(lease.tip, lease.first_swa, lease.swa_published) for lease in leases]
+        if not np.array_equal(locks, _count(total, start_of, iter(borrowed))):
             raise AuditError("swa: locks of pages are not the sum over the leases")
+        self._audit_tables(leases)
 
-        if not np.array_equal(pages != 0, (refs > 0) | (locks > 0)):
-            raise AuditError("swa: a page is live that nobody holds, or dead that somebody holds")
-        ledger, recount = (
-            (self._num_tree_pages, self._num_locked_pages),
-            (int((pages != 0).sum()), int((locks > 0).sum())),
-        )
+        is_held = (refs > 0) | (locks > 0)
+        is_scrap = (pages != 0) & ~is_held
+        if (is_held & (pages == 0)).any():
+            raise AuditError("swa: a page is dead that somebody holds")
+        runs = [
+            segments(run.node, run.start, run.end) for run in self._scraps.runs() if _is_in_tree(run.node)
+        ]
+        if (is_scrap & (_count(total, start_of, iter(runs)) == 0)).any():
+            raise AuditError("swa: a page is live that nobody holds and nobody will reclaim")
+        ledger = (self._num_tree_pages, self._num_locked_pages, self._num_scrap_pages)
+        recount = tuple(int(np.count_nonzero(each)) for each in (pages, locks, is_scrap))
         if ledger != recount:
-            raise AuditError(f"swa: ledger (tree, locked) {ledger}, recount {recount}")
+            raise AuditError(f"swa: ledger (tree, locked, scraps) {ledger}, recount {recount}")
         live: PageIds = pages[pages != 0]
         return live
+
+    def _audit_tables(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            end = max(lease.first_swa, lease.swa_published)
+            borrowed = self.pages_of(lease.tip, lease.first_swa, lease.swa_published)
+            if not np.array_equal(borrowed, lease.swa_pages[lease.first_swa : end]):
+                raise AuditError("swa: a lease's borrowed pages are not those of its path")
 
     def _audit_windows(self, nodes: Sequence[Node], windows: Sequence[Window]) -> None:
         for node in nodes:
             for end, window in node.swa.windows.items():
-                if (
-                    window.node is not node
-                    or not node.start_page < end <= node.end_page
-                    or end != window.end_page
-                ):
+                is_inside = node.start_page < end <= node.end_page
+                if window.node is not node or not is_inside or end != window.end_page:
                     raise AuditError(f"swa: window that ends at page {end} is filed at a wrong node")
-        if set(map(id, windows)) != set(map(id, self.order.victims())):
+        if set(map(id, windows)) != set(map(id, self.order.windows())):
             raise AuditError("swa: the eviction order does not hold exactly the kept windows")
 
 
-def _segments(tip: Node, start: int, end: int) -> Iterator[tuple[Node, slice]]:
-    """The parts of nodes on the path to `tip` that cover pages start..end, from the end upwards."""
-    if start >= end:
-        return
-    for node in tip.up_to_root():
-        if node.start_page < end:
-            low, high = max(start, node.start_page), min(end, node.end_page)
-            yield node, slice(low - node.start_page, high - node.start_page)
-        if node.start_page <= start:
-            return
+def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, needed: int) -> int:
+    """The greatest page index p <= end with `needed` live pages right below it (all of them when p is less).
+
+    masks: (start page, which pages are live) of consecutive stretches, the highest first, down to page 0.
+    """
+    if needed == 0:
+        return end
+    # end: candidate. Everything from the page looked at last up to `end` is live.
+    for start, is_live in masks:
+        dead = np.flatnonzero(~is_live)
+        if len(dead):
+            if end - (start + int(dead[-1]) + 1) >= needed:
+                return end
+            long_runs = np.flatnonzero(np.diff(dead) > needed)
+            if len(long_runs):
+                return start + int(dead[long_runs[-1] + 1])
+            end = start + int(dead[0])
+        if end - start >= needed:
+            return end
+    return end
 
 
-def _window_segments(window: Window) -> Iterator[tuple[Node, slice]]:
-    return _segments(window.node, window.end_page - window.num_pages, window.end_page)
+def _is_scrap(span: SwaSpan, local: slice) -> NDArray[np.bool_]:
+    return np.asarray((span.pages[local] != 0) & (span.refs[local] == 0) & (span.locks[local] == 0))
 
 
-def _owner_of(tip: Node, end: int) -> Node:
-    """The node on the path to `tip` in which page number `end` - 1 lies."""
-    for node in tip.up_to_root():
-        if node.start_page < end:
-            return node
-    raise AssertionError(f"page {end} is not below the tip")
+def _is_in_tree(node: Node) -> bool:
+    return node.parent is not None
+
+
+def _count(
+    total: int, start_of: dict[Node, int], stretches: Iterator[Iterator[tuple[Node, slice]]]
+) -> Counts:
+    """How many of the stretches cover each page, over all nodes laid end to end."""
+    counts = np.zeros(total, dtype=np.int32)
+    for stretch in stretches:
+        for node, local in stretch:
+            counts[start_of[node] + local.start : start_of[node] + local.stop] += 1
+    return counts

@@ -37,6 +37,7 @@ class CacheWorld:
         full_pages: int,
         swa_pages: int,
         retention: str = "branch",
+        eviction: str = "lru",
         enabled: bool = True,
         pattern: str = "SF",
         rebuilds: bool = True,
@@ -51,6 +52,7 @@ class CacheWorld:
             full_pages=full_pages,
             swa_pages=swa_pages,
             retention=retention,
+            eviction=eviction,
             enabled=enabled,
             staircase=staircase,
         )
@@ -58,7 +60,7 @@ class CacheWorld:
         self.running: list[Running] = []
         self.seen: list[tuple[list[int], str]] = [([], "")]
 
-    def start(self, tokens: list[int], namespace: str = "") -> Running:
+    def start(self, tokens: list[int], namespace: str = "", anchors: tuple[int, ...] = ()) -> Running:
         array = np.array(tokens, dtype=np.int32)
         if self.cache.enabled:
             assert_matches_oracle(self.cache, array, namespace)
@@ -69,7 +71,7 @@ class CacheWorld:
             "match changed something"
         )
         assert match.resume_len <= match.full_len <= len(tokens) - 1
-        lease = self.cache.acquire(match, prompt_len=len(tokens))
+        lease = self.cache.acquire(match, prompt_len=len(tokens), anchors=anchors)
         running = Running(list(tokens), namespace, len(tokens), lease, lease.start)
         self.running.append(running)
         self.check()
@@ -147,7 +149,8 @@ def random_world(rng: random.Random) -> CacheWorld:
         geometry,
         full_pages=rng.randint(20, 160),
         swa_pages=rng.randint(need, 3 * need + 20),
-        retention=rng.choice(["branch", "branch", "tail"]),
+        retention=rng.choice(["anchors", "anchors", "branch", "tail"]),
+        eviction=rng.choice(["cost", "cost", "lru"]),
         enabled=rng.random() > 0.1,
         pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "SFSFSS", "S"]),
         rebuilds=rng.random() < 0.7,
@@ -165,6 +168,10 @@ def random_prompt(world: CacheWorld, rng: random.Random) -> tuple[list[int], str
     return base[:cut] + tail, namespace
 
 
+def random_anchors(length: int, rng: random.Random) -> tuple[int, ...]:
+    return tuple(sorted({rng.randint(1, length) for _ in range(rng.randint(0, 4))}))
+
+
 def random_step(world: CacheWorld, rng: random.Random) -> None:
     """One random operation of a random sequence."""
     roll = rng.random()
@@ -172,7 +179,7 @@ def random_step(world: CacheWorld, rng: random.Random) -> None:
         tokens, namespace = random_prompt(world, rng)
         if len(tokens) > world.cache.full_use.capacity * world.geometry.page_size // 2:
             tokens = tokens[:20]
-        world.start(tokens, namespace)
+        world.start(tokens, namespace, random_anchors(len(tokens), rng))
     elif roll < 0.75:
         running = rng.choice(world.running)
         world.append(running, rng.randint(0, 2))

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass
 
 import numpy as np
+from support.cache_world import random_anchors
 from support.checking_runner import CheckingRunner, expected_continuation
 
 from forkpoint.cache import CacheGeometry, PrefixCache
@@ -50,6 +51,7 @@ class EngineWorld:
         max_running: int = 8,
         context_length: int = 100_000,
         retention: str = "branch",
+        eviction: str = "lru",
         enabled: bool = True,
         reserved_decode_tokens: int = RESERVED_DECODE_TOKENS,
         pattern: str = "SF",
@@ -75,6 +77,7 @@ class EngineWorld:
             full_pages=full_pages,
             swa_pages=swa_pages,
             retention=retention,
+            eviction=eviction,
             enabled=enabled,
             staircase=staircase,
         )
@@ -103,13 +106,14 @@ class EngineWorld:
         stop_token_ids: frozenset[int] = frozenset(),
         namespace: str = "",
         choice: int = 0,
+        anchors: tuple[int, ...] = (),
     ) -> int:
         uid = len(self.stories)
         params = SamplingParams(
             seed=uid, max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids
         )
         self.stories[uid] = Story(prompt, max_tokens, stop_token_ids, namespace, [])
-        self.engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params, choice, namespace))
+        self.engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params, choice, namespace, anchors))
         return uid
 
     def abort(self, uid: int) -> None:
@@ -224,7 +228,8 @@ def random_engine(rng: random.Random) -> EngineWorld:
         max_rows=rng.choice([1, 3, 8, 17, 64, 300]),
         max_running=rng.choice([1, 3, 8, 20]),
         context_length=rng.choice([120, 100_000]),
-        retention=rng.choice(["branch", "branch", "tail"]),
+        retention=rng.choice(["anchors", "anchors", "branch", "tail"]),
+        eviction=rng.choice(["cost", "cost", "lru"]),
         enabled=rng.random() > 0.1,
         reserved_decode_tokens=rng.choice([0, 0, 32]),
         pattern=rng.choice(["SF", "FS", "SSF", "SFS", "SFSFSS", "SFSFSS"]),
@@ -268,4 +273,5 @@ def _submit_random(world: EngineWorld, rng: random.Random) -> None:
         stop_token_ids=stop,
         namespace=namespace,
         choice=rng.randint(0, 3),
+        anchors=random_anchors(len(base + tail), rng),
     )

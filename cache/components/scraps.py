@@ -1,0 +1,59 @@
+"""SWA pages of the tree that nobody holds any more, but that are still live until somebody needs the memory.
+
+They count as free, are taken before any kept window, oldest first, and may complete a window until then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forkpoint.cache.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapRun:
+    """Pages start..end on the path to `node` that were let go together. Some may be held again by now."""
+
+    node: Node
+    start: int
+    end: int
+
+
+class Scraps:
+    """Runs in the order in which they were let go. Knows where to look, not what is still a scrap there."""
+
+    def __init__(self) -> None:
+        self._runs: deque[ScrapRun] = deque()
+        self._compact_at = 1024
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, node: Node, start: int, end: int) -> None:
+        """Remember a run; one that continues the newest is joined with it."""
+        if self._runs:
+            last = self._runs[-1]
+            if last.node is node and last.end == start:
+                self._runs[-1] = ScrapRun(node, last.start, end)
+                return
+        self._runs.append(ScrapRun(node, start, end))
+
+    def oldest(self) -> ScrapRun | None:
+        """Take the oldest run out."""
+        return self._runs.popleft() if self._runs else None
+
+    def put_back(self, run: ScrapRun) -> None:
+        """Return what was not needed of the oldest run."""
+        self._runs.appendleft(run)
+
+    def compact(self, has_scraps: Callable[[ScrapRun], bool]) -> None:
+        """Forget runs that hold no scrap any more, once there are many. Amortised O(1) per run added."""
+        if len(self._runs) >= self._compact_at:
+            self._runs = deque(run for run in self._runs if has_scraps(run))
+            self._compact_at = max(1024, 2 * len(self._runs))
+
+    def runs(self) -> list[ScrapRun]:
+        """A copy, oldest first; for audits."""
+        return list(self._runs)
