@@ -22,6 +22,8 @@ from forkpoint.scheduler.client import EngineState, TokenMailbox
 from forkpoint.scheduler.mailboxes import Mailboxes
 from forkpoint.scheduler.messages import (
     Abort,
+    CacheDescribed,
+    DescribeCache,
     EngineInfo,
     EngineStats,
     Failed,
@@ -35,6 +37,7 @@ from forkpoint.scheduler.messages import (
     Submit,
     ToEngine,
 )
+from forkpoint.scheduler.tickets import Tickets
 
 log = structlog.get_logger("forkpoint.engine_client")
 
@@ -111,7 +114,7 @@ class ProcessEngine:
         self._num_restarts = 0
         self._failure: Failed | None = None
         self._progress_listeners: list[Callable[[LoadProgress], None]] = []
-        self._flushes: dict[int, asyncio.Future[bool]] = {}
+        self._tickets = Tickets()
         self._busy_since: float | None = None
 
     # ---- what the server sees
@@ -169,15 +172,24 @@ class ProcessEngine:
             self._send(Abort(uid))
 
     async def flush_cache(self) -> bool:
+        self._require_ready()
+        ticket, future = self._tickets.take()
+        self._send(FlushCache(ticket))
+        done = await future
+        assert isinstance(done, FlushDone)
+        return done.cleared
+
+    async def describe_cache(self, max_nodes: int) -> CacheDescribed:
+        self._require_ready()
+        ticket, future = self._tickets.take()
+        self._send(DescribeCache(ticket, max_nodes))
+        described = await future
+        assert isinstance(described, CacheDescribed)
+        return described
+
+    def _require_ready(self) -> None:
         if self._state is not EngineState.READY:
             raise EngineLoading("the engine is not ready")
-        ticket = len(self._flushes)
-        while ticket in self._flushes:
-            ticket += 1
-        future = self._flushes[ticket] = asyncio.get_running_loop().create_future()
-        self._send(FlushCache(ticket))
-        cleared: bool = await future
-        return cleared
 
     async def stop(self) -> None:
         if self._state is EngineState.STOPPED:
@@ -220,12 +232,10 @@ class ProcessEngine:
         if isinstance(message, StepTokens):
             self._mailboxes.deliver(message)
             self._note_step(message.stats)
-        elif isinstance(message, FlushDone):
+        elif isinstance(message, FlushDone | CacheDescribed):
             self._mailboxes.stats = message.stats
             self._note_step(message.stats)
-            future = self._flushes.pop(message.ticket)
-            if not future.done():
-                future.set_result(message.cleared)
+            self._tickets.answer(message)
         elif isinstance(message, LoadProgress):
             for listener in self._progress_listeners:
                 listener(message)
@@ -291,7 +301,4 @@ class ProcessEngine:
 
     def _fail_all(self, error: EngineDied) -> None:
         self._mailboxes.fail_all(error)
-        for future in self._flushes.values():
-            if not future.done():
-                future.set_exception(error)
-        self._flushes.clear()
+        self._tickets.fail_all(error)

@@ -15,6 +15,7 @@ from forkpoint.configs.serving import ServerConfig
 from forkpoint.scheduler.client import EngineClient
 from forkpoint.server.admin_api import admin_routes
 from forkpoint.server.auth import ApiKeyMiddleware
+from forkpoint.server.cache_view import cache_view_routes
 from forkpoint.server.chat import ChatApi
 from forkpoint.server.completions import CompletionsApi
 from forkpoint.server.engine_metrics import EngineMetrics
@@ -71,6 +72,7 @@ def create_app(
     app.include_router(health_routes(services.lifecycle))
     app.include_router(models_routes(services))
     app.include_router(admin_routes(services))
+    app.include_router(cache_view_routes(services))
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
     _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
     return app

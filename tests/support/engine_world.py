@@ -17,7 +17,7 @@ from forkpoint.configs.staircase import Staircase
 from forkpoint.model.inputs import Kind
 from forkpoint.scheduler.engine import Engine
 from forkpoint.scheduler.limits import RESERVED_DECODE_TOKENS, SchedulerLimits
-from forkpoint.scheduler.messages import Abort, EngineInfo, Finish, FlushCache, StepTokens, Submit
+from forkpoint.scheduler.messages import Abort, EngineInfo, Finish, FlushCache, FlushDone, StepTokens, Submit
 from forkpoint.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 1000
@@ -181,7 +181,7 @@ class EngineWorld:
 
     def flush(self) -> bool:
         answer = self.engine.handle(FlushCache(0))
-        assert answer is not None
+        assert isinstance(answer, FlushDone)
         return answer.cleared
 
     def finish_all(self) -> None:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from support.text_doubles import VOCAB_SIZE
 
+from forkpoint.cache.description import TreeDescription
 from forkpoint.configs.errors import EngineDied, EngineLoading, QueueFull
 from forkpoint.scheduler.client import EngineState, TokenMailbox
 from forkpoint.scheduler.messages import (
+    CacheDescribed,
     EngineInfo,
     EngineStats,
     Finish,
@@ -91,6 +93,8 @@ class FakeEngine:
     submits: list[Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     num_flushes: int = 0
+    tree: TreeDescription = TreeDescription((), 0, 0, 0)
+    described_max_nodes: list[int] = field(default_factory=list)
     load_error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -150,6 +154,12 @@ class FakeEngine:
                 return False
             self.num_flushes += 1
             return True
+
+    async def describe_cache(self, max_nodes: int) -> CacheDescribed:
+        if self.state is not EngineState.READY:
+            raise EngineLoading("the engine is not ready")
+        self.described_max_nodes.append(max_nodes)
+        return CacheDescribed(0, self.tree, self.stats)
 
     async def stop(self) -> None:
         self.state = EngineState.STOPPED
