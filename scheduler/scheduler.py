@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 from forkpoint.cache import Match, OutOfPages, PrefixCache
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import RequestError
+from forkpoint.scheduler.followers import is_computed_by
 from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, SchedulerLimits
 from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
 from forkpoint.scheduler.plan import Span, StepPlan
-from forkpoint.scheduler.sequence import Sequence
+from forkpoint.scheduler.sequence import Reuse, Sequence
+
+# A prefill takes chunks of no more rows than this where larger ones would cost a kept window.
+SHRUNK_CHUNK = 1024
+# Followers that one step passes by at most, for each costs a match.
+MAX_PASSED_BY = 64
 
 
 @dataclass(slots=True)
@@ -154,6 +160,7 @@ class Scheduler:
     def _plan_prefills(self, spans: list[Span]) -> None:
         for sequence in self._running:
             if not sequence.is_decoding:
+                self._jump_ahead(sequence)
                 self._plan_chunk(sequence, spans)
 
     def _plan_chunk(self, sequence: Sequence, spans: list[Span]) -> bool:
@@ -164,6 +171,8 @@ class Scheduler:
         # Early rows of a rebuild run in few layers and cost little, but each takes a slot all the same.
         budget = self.limits.max_rows - self._rows_of(spans)
         end = min(sequence.num_tokens, start + budget, self.cache.max_end(lease))
+        # Rather several smaller chunks than a kept window lost.
+        end = max(min(end, start + SHRUNK_CHUNK), min(end, self.cache.max_end_without_eviction(lease)))
         if end < sequence.num_tokens:
             end = self.limits.cut(start, end)
         if end <= start:
@@ -171,6 +180,35 @@ class Scheduler:
         self.cache.extend(lease, end)
         spans.append(Span(sequence, start, end, is_decode=False))
         return True
+
+    def _jump_ahead(self, sequence: Sequence) -> None:
+        """Take over what a neighbour has computed of this prefill meanwhile, where that is less work."""
+        lease = sequence.lease
+        assert lease is not None
+        if not self.cache.enabled or sequence.num_computed < lease.full_hit:
+            return
+        match = self.cache.match(sequence.tokens, sequence.namespace)
+        start, full_hit = sequence.num_computed, match.full_len
+        if full_hit <= start or self._work_to(match) >= self._num_layers * (full_hit - start):
+            return
+        self.cache.release(lease, sequence.tokens, start, keeps_end=False)
+        match = self.cache.match(sequence.tokens, sequence.namespace)
+        self._acquire(sequence, match)
+        assert sequence.lease is not None
+        reached = sequence.lease.start
+        self._account(sequence, cached=max(0, reached - start), rebuilt=full_hit - max(reached, start))
+
+    @property
+    def _num_layers(self) -> int:
+        return 1 if self.cache.staircase is None else self.cache.staircase.num_layers
+
+    def _work_to(self, match: Match) -> int:
+        """Row-layers that a sequence on this match runs below its full hit."""
+        stairs = self.cache.staircase
+        if stairs is None:
+            return match.full_len - match.resume_len
+        first = stairs.start(match.full_len, match.resume_len)
+        return stairs.row_layers(match.full_len, match.resume_len, first, match.full_len)
 
     def _rows_of(self, spans: list[Span]) -> int:
         """What the spans take of the budget: rows, those of rebuilds by the share of layers that run them."""
@@ -186,16 +224,22 @@ class Scheduler:
     # ---- admission
 
     def _admit(self, spans: list[Span]) -> None:
+        """Start waiting sequences in order. Followers are passed by; one that lacks pages blocks all behind it."""
+        followers: list[Sequence] = []
         while self._waiting and len(self._running) < self.limits.max_running:
-            if self._rows_of(spans) >= self.limits.max_rows:
-                return
-            sequence = self._waiting[0]
+            if self._rows_of(spans) >= self.limits.max_rows or len(followers) >= MAX_PASSED_BY:
+                break
+            sequence = self._waiting.popleft()
             match = self.cache.match(sequence.tokens, sequence.namespace)
+            if self.cache.enabled and is_computed_by(spans, sequence, match, self.limits.geometry.page_size):
+                followers.append(sequence)
+                continue
             if not self._fits(sequence, match):
-                return
-            self._waiting.popleft()
+                self._waiting.appendleft(sequence)
+                break
             self._start(sequence, match)
             self._plan_chunk(sequence, spans)
+        self._waiting.extendleft(reversed(followers))
 
     def _fits(self, sequence: Sequence, match: Match) -> bool:
         """Whether both pools can take this sequence beside what runs, without an early retraction."""
@@ -230,24 +274,31 @@ class Scheduler:
         return min(self.limits.resting_swa_pages, num_pages_for(longest, self.limits.geometry.page_size) + 1)
 
     def _start(self, sequence: Sequence, match: Match) -> None:
-        lease = sequence.lease = self.cache.acquire(
-            match, prompt_len=sequence.prompt_len, anchors=sequence.anchors
-        )
-        sequence.num_computed = lease.start
+        self._acquire(sequence, match)
         sequence.prefill_end = sequence.num_tokens
         self._running.append(sequence)
+        start = sequence.num_computed
         if sequence.was_started:
-            self.counters.recomputed_tokens += max(0, sequence.most_computed - lease.start)
+            self.counters.recomputed_tokens += max(0, sequence.most_computed - start)
             return
         sequence.was_started = True
-        cached, rebuilt = lease.start, 0
-        if self.cache.staircase is not None:
-            rebuilt = lease.full_hit - lease.start
+        rebuilt = 0 if self.cache.staircase is None else match.full_len - start
         self.counters.prompt_tokens += sequence.prompt_len
+        self._account(sequence, cached=start, rebuilt=rebuilt)
+        waited_s = self._clock() - sequence.arrival_s
+        self._events.started.append(Started(sequence.uid, start, rebuilt, waited_s))
+
+    def _acquire(self, sequence: Sequence, match: Match) -> None:
+        lease = self.cache.acquire(match, prompt_len=sequence.prompt_len, anchors=sequence.anchors)
+        sequence.lease = lease
+        sequence.num_computed = lease.start
+
+    def _account(self, sequence: Sequence, *, cached: int, rebuilt: int) -> None:
+        """Tokens of the prompt that need not be computed, at first admission and at jumps after it."""
+        sequence.num_cached += cached
+        sequence.num_rebuilt += rebuilt
         self.counters.cached_tokens += cached
         self.counters.rebuilt_tokens += rebuilt
-        waited_s = self._clock() - sequence.arrival_s
-        self._events.started.append(Started(sequence.uid, cached, rebuilt, waited_s))
 
     # ---- after the model ran
 

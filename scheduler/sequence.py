@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from forkpoint.cache import Lease
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.scheduler.messages import FinishReason, Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """What the cache spared a prompt, at first admission: prompt = cached + rebuilt + computed.
+
+    full_hit: F, positions whose full KV was cached. resume: R, of which SWA state was live too.
+    """
+
+    full_hit: int
+    resume: int
+    cached: int
+    rebuilt: int
 
 
 class Sequence:
@@ -17,6 +32,8 @@ class Sequence:
     num_computed: positions whose state is computed. lease: None while it waits.
     prefill_end: where the present prefill ends: the prompt, and after a retraction what was generated too.
     most_computed: the highest num_computed ever, so that repeated work can be counted apart.
+    num_cached, num_rebuilt: prompt tokens that were not computed anew, by how they came.
+    reuse: None until it is first admitted; a retraction does not change it.
     """
 
     __slots__ = (
@@ -27,13 +44,15 @@ class Sequence:
         "lease",
         "most_computed",
         "namespace",
+        "num_cached",
         "num_computed",
+        "num_rebuilt",
         "num_tokens",
         "params",
         "prefill_end",
         "prompt_len",
+        "reuse",
         "uid",
-        "was_started",
     )
 
     def __init__(self, submit: Submit, *, arrival_s: float) -> None:
@@ -50,8 +69,10 @@ class Sequence:
         self.lease: Lease | None = None
         self.num_computed = 0
         self.most_computed = 0
+        self.num_cached = 0
+        self.num_rebuilt = 0
         self.prefill_end = self.prompt_len
-        self.was_started = False
+        self.reuse: Reuse | None = None
 
     @property
     def tokens(self) -> NDArray[np.int32]:
