@@ -18,7 +18,7 @@ from forkpoint.scheduler.followers import is_computed_by
 from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, SchedulerLimits
 from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
 from forkpoint.scheduler.plan import Span, StepPlan
-from forkpoint.scheduler.sequence import Reuse, Sequence
+from forkpoint.scheduler.sequence import Sequence
 
 # A prefill takes chunks of no more rows than this where larger ones would cost a kept window.
 SHRUNK_CHUNK = 1024
@@ -282,6 +282,7 @@ class Scheduler:
             self.counters.recomputed_tokens += max(0, sequence.most_computed - start)
             return
         sequence.was_started = True
+        sequence.first_full_hit, sequence.first_resume = match.full_len, match.resume_len
         rebuilt = 0 if self.cache.staircase is None else match.full_len - start
         self.counters.prompt_tokens += sequence.prompt_len
         self._account(sequence, cached=start, rebuilt=rebuilt)

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from forkpoint.cache import Lease
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.scheduler.messages import FinishReason, Submit
-
-
-@dataclass(frozen=True, slots=True)
-class Reuse:
-    """What the cache spared a prompt, at first admission: prompt = cached + rebuilt + computed.
-
-    full_hit: F, positions whose full KV was cached. resume: R, of which SWA state was live too.
-    """
-
-    full_hit: int
-    resume: int
-    cached: int
-    rebuilt: int
 
 
 class Sequence:
@@ -33,7 +18,7 @@ class Sequence:
     prefill_end: where the present prefill ends: the prompt, and after a retraction what was generated too.
     most_computed: the highest num_computed ever, so that repeated work can be counted apart.
     num_cached, num_rebuilt: prompt tokens that were not computed anew, by how they came.
-    reuse: None until it is first admitted; a retraction does not change it.
+    first_full_hit, first_resume: F and R of the first admission.
     """
 
     __slots__ = (
@@ -41,6 +26,8 @@ class Sequence:
         "anchors",
         "arrival_s",
         "choice",
+        "first_full_hit",
+        "first_resume",
         "lease",
         "most_computed",
         "namespace",
@@ -51,8 +38,8 @@ class Sequence:
         "params",
         "prefill_end",
         "prompt_len",
-        "reuse",
         "uid",
+        "was_started",
     )
 
     def __init__(self, submit: Submit, *, arrival_s: float) -> None:
@@ -72,7 +59,9 @@ class Sequence:
         self.num_cached = 0
         self.num_rebuilt = 0
         self.prefill_end = self.prompt_len
-        self.reuse: Reuse | None = None
+        self.first_full_hit = 0
+        self.first_resume = 0
+        self.was_started = False
 
     @property
     def tokens(self) -> NDArray[np.int32]:
