@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.answer_format import AnswerHead, FinishedText, WireObject
-from forkpoint.server.chat_messages import num_characters, read_messages
+from forkpoint.server.chat_messages import read_messages
 from forkpoint.server.choice import ChoiceEvent, ChoiceFinished, ChoiceStarted
 from forkpoint.server.fields import Fields
 from forkpoint.server.generation import GenerationRequest, Prompt
 from forkpoint.server.generation_fields import read_generation_options
-from forkpoint.server.prompts import encode
+from forkpoint.server.prompts import render_and_encode
+from forkpoint.server.rendering import read_rendering
 from forkpoint.server.services import Services
 from forkpoint.server.unbuilt_fields import refuse_unbuilt_fields
 from forkpoint.server.usage import Usage
@@ -44,21 +43,11 @@ class ChatApi:
                 "this model has no chat template; give one with --chat-template, or use /v1/completions"
             )
         messages = read_messages(body.get("messages"))
-        rendering = _read_rendering(Fields(body))
-        # A template may add text but drops none of what matters here, so this bounds the rendered text too.
-        limits.check_num_characters(num_characters(messages), services.tokenizer.max_token_characters)
-        text = await asyncio.to_thread(
-            template.render,
-            messages,
-            add_generation_prompt=rendering.add_generation_prompt,
-            continue_final_message=rendering.continue_final_message,
-            template_kwargs=rendering.template_kwargs,
-        )
-        token_ids = await encode(
-            text, services.tokenizer, limits, add_special_tokens=rendering.add_special_tokens
+        token_ids, anchors = await render_and_encode(
+            template, messages, read_rendering(Fields(body)), services.tokenizer, limits
         )
         max_tokens = limits.max_tokens(len(token_ids), options.max_tokens, default=None)
-        return GenerationRequest(options, (Prompt(token_ids, options.sampling(max_tokens)),))
+        return GenerationRequest(options, (Prompt(token_ids, options.sampling(max_tokens), anchors),))
 
     def format(self, request: GenerationRequest, created: int) -> ChatFormat:
         return ChatFormat(AnswerHead(f"chatcmpl-{uuid.uuid4().hex}", created, request.options.model))
@@ -98,31 +87,3 @@ class ChatFormat:
 
     def usage_chunk(self, usage: Usage) -> WireObject:
         return {**self.head.as_json("chat.completion.chunk"), "choices": [], "usage": usage.as_json()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rendering:
-    """How a request wants its messages rendered and tokenised."""
-
-    add_generation_prompt: bool
-    continue_final_message: bool
-    add_special_tokens: bool
-    template_kwargs: Mapping[str, Any]
-
-
-def _read_rendering(fields: Fields) -> _Rendering:
-    continues = fields.boolean("continue_final_message", default=False)
-    kwargs: dict[str, Any] = {}
-    effort = fields.string("reasoning_effort")
-    if effort is not None:
-        kwargs["reasoning_effort"] = effort  # templates that know no effort ignore it
-    given = fields.object("chat_template_kwargs")
-    if given is not None:
-        kwargs |= given.values
-    return _Rendering(
-        # Whoever asks for a continuation and says nothing else cannot want a new turn before it.
-        add_generation_prompt=fields.boolean("add_generation_prompt", default=not continues),
-        continue_final_message=continues,
-        add_special_tokens=fields.boolean("add_special_tokens", default=False),
-        template_kwargs=kwargs,
-    )

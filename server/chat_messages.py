@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -28,7 +29,7 @@ def read_messages(value: object) -> list[Message]:
     return [_read_message(message, f"messages.{i}") for i, message in enumerate(value)]
 
 
-def num_characters(messages: list[Message]) -> int:
+def num_characters(messages: Sequence[Message]) -> int:
     """Characters of the contents: the rendered text has at least as many. For the cheap length check."""
     count = 0
     for message in messages:

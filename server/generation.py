@@ -22,10 +22,14 @@ from forkpoint.server.usage import Usage
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a request, with the parameters its choices share."""
+    """One prompt of a request, with the parameters its choices share.
+
+    anchors: see Submit. A text completion has none but its end, which is kept anyway.
+    """
 
     token_ids: TokenIds
     params: SamplingParams
+    anchors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Generator:
                 params=prompt.params,
                 choice=choice_index,  # within its prompt: draws are the same as if the prompt came alone
                 namespace=options.namespace,
+                anchors=prompt.anchors,
             )
         )
         return Choice(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forkpoint.configs.errors import RequestError
+from forkpoint.server.anchors import find_cuts, page_anchors
+from forkpoint.server.chat_messages import Message, num_characters
 from forkpoint.server.fields import json_type
 from forkpoint.server.limits import Limits
-from forkpoint.server.text_ports import TextTokenizer
+from forkpoint.server.rendering import Rendering
+from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
 MAX_PROMPTS = 1024
 
@@ -45,6 +49,36 @@ async def encode(
     """Token ids of a text, made in a worker thread, checked against vocabulary, context and pools."""
     limits.check_num_characters(len(text), tokenizer.max_token_characters)
     token_ids = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    _check_token_ids(token_ids, limits)
+    return token_ids
+
+
+async def render_and_encode(
+    template: PromptTemplate,
+    messages: Sequence[Message],
+    rendering: Rendering,
+    tokenizer: TextTokenizer,
+    limits: Limits,
+) -> tuple[TokenIds, tuple[int, ...]]:
+    """Token ids of a chat, made in worker threads and checked as encode() does, and the prompt's anchors.
+
+    Raises RequestError.
+    """
+    # A template may add text but drops none of what matters here, so this bounds the rendered text too.
+    limits.check_num_characters(num_characters(messages), tokenizer.max_token_characters)
+    text = await asyncio.to_thread(rendering.text, template, messages)
+    if limits.info.window is None:  # full-attention state is reusable at any position: nothing to keep
+        return await encode(text, tokenizer, limits, add_special_tokens=rendering.add_special_tokens), ()
+    limits.check_num_characters(len(text), tokenizer.max_token_characters)
+    cuts = await asyncio.to_thread(find_cuts, template, messages, rendering, text)
+    token_ids, num_tokens_at_cuts = await asyncio.to_thread(
+        tokenizer.encode_with_cuts, text, cuts, add_special_tokens=rendering.add_special_tokens
+    )
+    _check_token_ids(token_ids, limits)
+    return token_ids, page_anchors(num_tokens_at_cuts, len(token_ids), limits.info.page_size)
+
+
+def _check_token_ids(token_ids: TokenIds, limits: Limits) -> None:
     if len(token_ids) == 0:
         raise RequestError("the prompt is empty: it has no tokens", param="prompt")
     # Gemma 3's tokenizer has a token for images that the text model has no row for.
@@ -54,7 +88,6 @@ async def encode(
             f"its vocabulary has {limits.info.vocab_size}"
         )
     limits.check_prompt(len(token_ids))
-    return token_ids
 
 
 def _read_token_ids(value: list[object], limits: Limits) -> TokenIds:

@@ -27,6 +27,12 @@ class TextTokenizer(Protocol):
         """[n] int32. Blocks for long texts without the GIL: use a worker thread. BOS is not doubled."""
         ...
 
+    def encode_with_cuts(
+        self, text: str, cuts: Sequence[int], *, add_special_tokens: bool = True
+    ) -> tuple[NDArray[np.int32], tuple[int, ...]]:
+        """As encode(), and for each cut (characters) how many of the first tokens end at or before it."""
+        ...
+
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
 
 

@@ -32,6 +32,13 @@ class ByteTokenizer:
         ids = [300] if text == BEYOND_VOCABULARY else list(text.encode())
         return np.array([BOS, *ids] if add_special_tokens else ids, dtype=np.int32)
 
+    def encode_with_cuts(
+        self, text: str, cuts: Sequence[int], *, add_special_tokens: bool = True
+    ) -> tuple[NDArray[np.int32], tuple[int, ...]]:
+        num_before = 1 if add_special_tokens else 0
+        num_tokens_at_cuts = tuple(num_before + len(text[:cut].encode()) for cut in cuts)
+        return self.encode(text, add_special_tokens=add_special_tokens), num_tokens_at_cuts
+
     def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         def token_bytes(token_id: int) -> bytes:
             if token_id < 256:
