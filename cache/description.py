@@ -11,7 +11,7 @@ from itertools import islice
 
 from forkpoint.cache.tree import Node, RadixTree, Window, WindowClass
 
-# A conversation adds a node per turn. Most JSON parsers give up between 250 and 1,000 levels of nesting, and a
+# A conversation adds a node per turn. JSON parsers give up between 250 and 1,000 levels of nesting, and a
 # node takes two of them.
 MAX_DEPTH = 100
 

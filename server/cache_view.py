@@ -1,4 +1,4 @@
-"""/debug/cache: the prefix tree as nested JSON. Counts only: prompts and the names of namespaces are private."""
+"""/debug/cache: the prefix tree as nested JSON. Counts only: prompts and names of namespaces are private."""
 
 from __future__ import annotations
 

@@ -104,6 +104,28 @@ def test_tokens_cross_the_pipe_and_the_pools_are_empty_after_a_flush() -> None:
     asyncio.run(story())
 
 
+def test_the_cache_is_described_across_the_pipe_beside_flushes() -> None:
+    async def story() -> None:
+        engine = await started()
+        await read_all(engine.submit(submit(1, list(range(40)), 1)))
+        few, many, cleared, after = await asyncio.gather(
+            engine.describe_cache(1),
+            engine.describe_cache(100),
+            engine.flush_cache(),
+            engine.describe_cache(9),
+        )
+        assert (len(few.tree.nodes), few.tree.omitted_nodes) == (1, 1)
+        assert [node.full for node in many.tree.nodes] == [0, 40]
+        assert many.stats.full.tree == 40
+        assert cleared and after.tree.nodes == () and after.stats.full.tree == 0
+        assert engine.seconds_since_step == 0.0
+        await engine.stop()
+        with pytest.raises(EngineLoading):
+            await engine.describe_cache(1)
+
+    asyncio.run(story())
+
+
 def test_abort_ends_the_mailbox_at_once_and_frees_the_pages() -> None:
     async def story() -> None:
         engine = await started()
