@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from forkpoint.configs.errors import ConfigError, EngineDied, ForkpointError, ModelLoadError
 from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
+from forkpoint.configs.simulate_settings import SimulateSettings
 from forkpoint.server.cli_layers import Layers
 
 # What a person can put right ends with this status, like a usage error of any command.
@@ -37,6 +38,8 @@ ConfigFiles = Annotated[
 ]
 Settings = Annotated[ServeSettings, Parameter(name="*")]
 DEFAULTS = ServeSettings()
+Simulation = Annotated[SimulateSettings, Parameter(name="*")]
+SIMULATION_DEFAULTS = SimulateSettings()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,6 +93,17 @@ def build_app() -> App:
         from forkpoint.server.cli_serve import serve_model
 
         return serve_model(model, settings)
+
+    @app.command
+    def simulate(*, settings: Simulation = SIMULATION_DEFAULTS) -> int:
+        """Replay requests through the scheduler and the prefix cache without a model.
+
+        Tells what share of the prompts is served from the cache and how much work is left, for the layers,
+        window and pool sizes of any model. Give --trace or --workload.
+        """
+        from forkpoint.server.cli_simulate import print_simulation
+
+        return print_simulation(settings)
 
     @app.command
     def show_config(
