@@ -283,16 +283,24 @@ class PrefixCache:
         self._full.drop(leaf)
         self._tree.remove_leaf(leaf)
 
+    def evict_windows(self) -> None:
+        """Give up all SWA state that no running sequence needs; full KV stays. For measurements of rebuilds."""
+        if self._swa is not None:
+            self._evict_swa(self._swa, self._swa.pool.capacity)
+
     def _make_room_swa(self, wanted: int) -> None:
         swa = self._swa
         assert swa is not None
         if swa.pool.num_free >= wanted:
             return
+        self._evict_swa(swa, wanted)
+        assert swa.pool.num_free >= wanted, "SWA pages counted as evictable were not"
+
+    def _evict_swa(self, swa: SwaComponent, wanted: int) -> None:
         self._version += 1
         windows, pages = swa.evict(wanted)
         self.counters.windows_evicted += windows
         self.counters.evicted_swa_slots += pages * self.geometry.page_size
-        assert swa.pool.num_free >= wanted, "SWA pages counted as evictable were not"
 
     # ---- publishing
 
