@@ -263,6 +263,17 @@ class PrefixCache:
             pages = min(pages, lease.swa_pages.length + swa.available)
         return pages * self.geometry.page_size
 
+    def max_end_without_eviction(self, lease: Lease) -> int:
+        """The greatest `end` that extend(lease, end) can serve now without giving up a kept window.
+
+        Under a policy that values windows; where none does, the same as max_end.
+        """
+        swa = self._swa
+        if swa is None or not swa.order.keeps_scraps:
+            return self.max_end(lease)
+        pages = lease.swa_pages.length + swa.pool.num_free + swa.num_scrap_pages
+        return min(self.max_end(lease), pages * self.geometry.page_size)
+
     def _make_room_full(self, wanted: int) -> None:
         if self._full.pool.num_free >= wanted:
             return
@@ -411,13 +422,14 @@ class PrefixCache:
 
     # ---- returning
 
-    def release(self, lease: Lease, tokens: Tokens, num_computed: int) -> None:
+    def release(self, lease: Lease, tokens: Tokens, num_computed: int, *, keeps_end: bool = True) -> None:
         """Publish what is computed, keep a window at its end, and return everything else.
 
-        Finish, abort and retraction alike; a gap that is not complete leaves nothing behind.
+        Finish, abort and retraction alike; a gap that is not complete leaves nothing behind. keeps_end:
+        whether the window at num_computed is worth keeping.
         """
         self.commit(lease, tokens, num_computed)
-        if self.enabled and num_computed >= lease.full_hit:
+        if keeps_end and self.enabled and num_computed >= lease.full_hit:
             self._keep(lease, Keep(num_computed, "finish_tail"))
         if self._swa is not None:
             self._free_swa_below(lease, lease.swa_pages.length)

@@ -221,9 +221,9 @@ class RadixTree:
         assert not leaf.children and not leaf.pins and leaf.parent is not None
         del leaf.parent.children[self.key(leaf.tokens, 0)]
         del self.recency[leaf]
-        parent, leaf.parent = leaf.parent, None
-        if isinstance(parent, Root):
-            self.prune_root(parent.namespace)
+        # The leaf keeps its parent: runs of scraps that were let go below it are found through it.
+        if isinstance(leaf.parent, Root):
+            self.prune_root(leaf.parent.namespace)
 
     def prune_root(self, namespace: str) -> None:
         """Forget a namespace that holds nothing and that no lease uses."""

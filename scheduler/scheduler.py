@@ -195,8 +195,11 @@ class Scheduler:
         match = self.cache.match(sequence.tokens, sequence.namespace)
         self._acquire(sequence, match)
         assert sequence.lease is not None
-        reached = sequence.lease.start
-        self._account(sequence, cached=max(0, reached - start), rebuilt=full_hit - max(reached, start))
+        # Of the prompt, and only what was never computed: repeated work is counted apart.
+        first = max(start, sequence.most_computed)
+        reached, last = sequence.lease.start, min(full_hit, sequence.prompt_len)
+        cached = max(0, min(reached, last) - first)
+        self._account(sequence, cached=cached, rebuilt=max(0, last - max(reached, first)))
 
     @property
     def _num_layers(self) -> int:
@@ -224,7 +227,7 @@ class Scheduler:
     # ---- admission
 
     def _admit(self, spans: list[Span]) -> None:
-        """Start waiting sequences in order. Followers are passed by; one that lacks pages blocks all behind it."""
+        """Start waiting sequences in order. Followers are passed by; one that lacks pages blocks the rest."""
         followers: list[Sequence] = []
         while self._waiting and len(self._running) < self.limits.max_running:
             if self._rows_of(spans) >= self.limits.max_rows or len(followers) >= MAX_PASSED_BY:

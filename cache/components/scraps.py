@@ -14,7 +14,10 @@ from forkpoint.cache.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class ScrapRun:
-    """Pages start..end on the path to `node` that were let go together. Some may be held again by now."""
+    """Pages start..end on the path to `node` that were let go together. Some may be held again by now.
+
+    The node may have left the tree since; what lies above it on the path has not.
+    """
 
     node: Node
     start: int

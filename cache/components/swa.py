@@ -250,8 +250,6 @@ class SwaComponent:
         while self.pool.num_free < num_pages and self._num_scrap_pages:
             run = self._scraps.oldest()
             assert run is not None, "scraps are counted that no run covers"
-            if not _is_in_tree(run.node):
-                continue
             for node, local in reversed(list(segments(run.node, run.start, run.end))):
                 wanted = num_pages - self.pool.num_free
                 if wanted <= 0:
@@ -276,7 +274,7 @@ class SwaComponent:
         self._num_tree_pages -= int(np.count_nonzero(chosen))
 
     def _has_scraps(self, run: ScrapRun) -> bool:
-        return _is_in_tree(run.node) and any(
+        return any(
             _is_scrap(node.swa, local).any() for node, local in segments(run.node, run.start, run.end)
         )
 
@@ -311,7 +309,8 @@ class SwaComponent:
         if (is_held & (pages == 0)).any():
             raise AuditError("swa: a page is dead that somebody holds")
         runs = [
-            segments(run.node, run.start, run.end) for run in self._scraps.runs() if _is_in_tree(run.node)
+            ((node, local) for node, local in segments(run.node, run.start, run.end) if node in start_of)
+            for run in self._scraps.runs()
         ]
         if (is_scrap & (_count(total, start_of, iter(runs)) == 0)).any():
             raise AuditError("swa: a page is live that nobody holds and nobody will reclaim")
@@ -363,10 +362,6 @@ def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, nee
 
 def _is_scrap(span: SwaSpan, local: slice) -> NDArray[np.bool_]:
     return np.asarray((span.pages[local] != 0) & (span.refs[local] == 0) & (span.locks[local] == 0))
-
-
-def _is_in_tree(node: Node) -> bool:
-    return node.parent is not None
 
 
 def _count(

@@ -10,6 +10,7 @@ from support.engine_world import EngineWorld, random_engine, random_engine_step
 
 from forkpoint.cache import CacheGeometry
 from forkpoint.configs.staircase import Staircase
+from forkpoint.scheduler import scheduler
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -258,4 +259,101 @@ def test_a_step_that_fails_ends_its_requests_only() -> None:
     assert report.finished[0].uid == broken
     world.stories[broken].finish = report.finished[0]
     world.submit(prompt(2, 10), 5)
+    world.finish_all()
+
+
+def test_eight_that_arrive_together_compute_their_shared_prompt_once() -> None:
+    world = roomy(max_rows=64, pattern="SFSS")
+    uids = [world.submit(prompt(0, 192) + prompt(index + 1, 30), 5) for index in range(8)]
+    world.run()
+    assert world.engine.stats().computed_tokens == 192 + 8 * 30
+    assert [reused(world, uid) for uid in uids] == [0, *[192] * 7]
+    world.finish_all()
+
+
+def reused(world: EngineWorld, uid: int) -> int:
+    story = world.stories[uid]
+    assert story.cached_tokens is not None and story.rebuilt_tokens is not None
+    return story.cached_tokens + story.rebuilt_tokens
+
+
+def test_choices_of_one_prompt_compute_it_once() -> None:
+    world = roomy(max_rows=512)
+    for choice in range(4):
+        world.submit(prompt(0, 200), 5, choice=choice)
+    world.run()
+    # The last page edge is at 196: the prompt ends at one, and at least one token is computed.
+    assert world.engine.stats().computed_tokens == 200 + 3 * 4
+    world.finish_all()
+
+
+def test_a_follower_does_not_block_others_and_keeps_its_place() -> None:
+    world = roomy(max_rows=64)
+    leader = world.submit(prompt(0, 300), 5)
+    follower, stranger = world.submit(prompt(0, 300) + [7], 5), world.submit(prompt(5, 20), 5)
+    world.step()
+    world.step()
+    assert world.stories[leader].cached_tokens == 0
+    assert world.stories[follower].cached_tokens is None
+    while world.stories[follower].cached_tokens is None:
+        world.step()
+    assert world.stories[follower].cached_tokens == 300
+    assert world.stories[stranger].cached_tokens == 0
+    world.finish_all()
+
+
+def test_a_follower_whose_leader_is_aborted_goes_on_from_what_is_there() -> None:
+    world = roomy(max_rows=64)
+    leader = world.submit(prompt(0, 300), 5)
+    follower = world.submit(prompt(0, 300) + [7], 5)
+    world.step()
+    world.abort(leader)
+    world.step()
+    assert world.stories[follower].cached_tokens == 64
+    world.finish_all()
+
+
+def test_a_rebuild_in_flight_is_waited_for() -> None:
+    world = roomy(max_rows=16, page_size=1, pattern="SFSFSS")
+    world.submit(prompt(0, 200) + prompt(1, 60), 5)
+    world.run()
+    uids = [world.submit(prompt(0, 200) + prompt(index, 10), 5) for index in (2, 3)]
+    world.run()
+    assert world.engine.stats().windows_rebuilt == 1
+    assert world.stories[uids[0]].rebuilt_tokens != 0
+    assert (world.stories[uids[1]].cached_tokens, world.stories[uids[1]].rebuilt_tokens) == (200, 0)
+    world.finish_all()
+
+
+def test_a_prefill_jumps_ahead_to_what_a_neighbour_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nobody waits, and the first takes all SWA pages for its chunks: the second is admitted and stalls.
+    monkeypatch.setattr(scheduler, "is_computed_by", lambda *_: False)
+    world = roomy(max_rows=1000, swa_pages=100, pattern="SFSS")
+    first, second = (world.submit(prompt(0, 900) + prompt(index, 10), 5) for index in (1, 2))
+    world.step()
+    assert world.stories[second].cached_tokens == 0 and world.scheduler.num_running == 2
+    world.run()
+    stats = world.engine.stats()
+    assert 920 < stats.computed_tokens < 1100, "without the jump both compute 910"
+    assert stats.cached_tokens + stats.rebuilt_tokens == 1820 - stats.computed_tokens
+    assert world.stories[first].cached_tokens == 0
+    world.finish_all()
+
+
+def test_everyone_is_served_when_all_share_and_the_pool_is_tight() -> None:
+    geometry = CacheGeometry(4, 32)
+    pages = (2 * geometry.max_resting_swa_tokens() + 64) // 4
+    world = EngineWorld(
+        geometry,
+        full_pages=2000,
+        swa_pages=pages,
+        max_rows=64,
+        max_running=16,
+        retention="anchors",
+        eviction="cost",
+        pattern="SSF",
+    )
+    for index in range(16):
+        world.submit(prompt(index % 3, 100) + prompt(index + 9, 50), 20, anchors=(100,))
+    world.run(max_steps=700)
     world.finish_all()
