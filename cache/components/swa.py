@@ -158,18 +158,20 @@ class SwaComponent:
             int(np.count_nonzero((node.swa.refs[local] == 1) & (node.swa.locks[local] == 0)))
             for node, local in window_segments(window)
         )
-        resume = greatest_legal(self._held_without(window), window.end_page, self.geometry.pages_to_resume)
+        resume = greatest_legal(self._kept_without(window), window.end_page, self.geometry.pages_to_resume)
         size = self.geometry.page_size
         return Appraisal(num_freed, self._cost(window.end_page * size, resume * size))
 
-    def _held_without(self, window: Window) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Which pages below the window's end would be held without it, from its end down to page 0."""
+    def _kept_without(self, window: Window) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Which pages below the window's end other windows keep, from its end down to page 0.
+
+        Locks do not count: the sequence that has borrowed a window will be gone when the next one wants it.
+        """
         lowest = window.end_page - window.num_pages
         for node, local in segments(window.node, 0, window.end_page):
-            span = node.swa
-            refs = span.refs[local].copy()
+            refs = node.swa.refs[local].copy()
             refs[max(0, lowest - node.start_page) :] -= 1
-            yield node.start_page, (refs > 0) | (span.locks[local] > 0)
+            yield node.start_page, refs > 0
 
     def _cost(self, full_hit: int, resume: int) -> int:
         """Row-layers to make [resume, full_hit) usable again."""
