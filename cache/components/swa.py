@@ -153,20 +153,19 @@ class SwaComponent:
         ]
 
     def appraise(self, window: Window) -> Appraisal:
-        """What losing a window would free, and what it would cost to rebuild it from the next legal length."""
+        """What losing a window would free, and what it would cost to rebuild it from the next legal length.
+
+        Locks do not count in either: who has borrowed the window will be gone when the next one wants it.
+        """
         num_freed = sum(
-            int(np.count_nonzero((node.swa.refs[local] == 1) & (node.swa.locks[local] == 0)))
-            for node, local in window_segments(window)
+            int(np.count_nonzero(node.swa.refs[local] == 1)) for node, local in window_segments(window)
         )
         resume = greatest_legal(self._kept_without(window), window.end_page, self.geometry.pages_to_resume)
         size = self.geometry.page_size
         return Appraisal(num_freed, self._cost(window.end_page * size, resume * size))
 
     def _kept_without(self, window: Window) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Which pages below the window's end other windows keep, from its end down to page 0.
-
-        Locks do not count: the sequence that has borrowed a window will be gone when the next one wants it.
-        """
+        """Which pages below the window's end other windows keep, from its end down to page 0."""
         lowest = window.end_page - window.num_pages
         for node, local in segments(window.node, 0, window.end_page):
             refs = node.swa.refs[local].copy()
