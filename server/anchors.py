@@ -8,7 +8,7 @@ that shares the messages up to a cut, and the two texts are compared.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forkpoint.configs.errors import RequestError
@@ -30,31 +30,57 @@ _PROBE_TOOL: dict[str, Any] = {
 }
 
 
-def find_cuts(
-    template: PromptTemplate, messages: Sequence[Message], rendering: Rendering, text: str
-) -> tuple[int, ...]:
-    """Character positions in `text`, the prompt of `messages`, below which other prompts will be the same.
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Character positions in a chat's prompt, in (0, length), below which other prompts will be the same.
 
-    Ascending, in (0, len(text)): the ends of the tool list, the system message, the last few messages, and of
-    the prompt before its generation header. A cut that the template refuses to render is left out. Renders at
-    most RECENT_MESSAGES + 7 times, whatever the number of messages: use a worker thread.
+    positions: ascending. head_end: the one of them where system text and tool list are both over, or 0.
     """
-    cuts = set()
-    for other_messages, other_rendering in _other_chats(messages, rendering):
-        try:
-            other = other_rendering.text(template, other_messages)
-        except RequestError:
-            continue  # the template wants other roles here: then no chat forks here either
-        cuts.add(common_prefix_length(text, other))
-    return tuple(sorted(cuts - {0, len(text)}))
+
+    positions: tuple[int, ...]
+    head_end: int
+
+
+def find_cuts(template: PromptTemplate, messages: Sequence[Message], rendering: Rendering, text: str) -> Cuts:
+    """The cuts of `text`, the prompt of `messages`.
+
+    They are the ends of the tool list, of the system message, of the last few messages, and of the prompt
+    before its generation header. A cut that the template refuses to render is left out. Renders at most
+    RECENT_MESSAGES + 7 times, whatever the number of messages: use a worker thread.
+    """
+    num_system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    head = [*messages[:num_system], _probe_in_place_of(messages, num_system)]
+    ends_open = replace(rendering, continue_final_message=False)
+    head_end = _cut(text, template, head, ends_open)
+    others = {
+        _cut(text, template, other_messages, other_rendering)
+        for other_messages, other_rendering in _other_chats(messages, head, ends_open)
+    }
+    return Cuts(tuple(sorted((others | {head_end}) - {0})), head_end)
 
 
 def page_anchors(
-    num_tokens_at_cuts: Sequence[int], num_prompt_tokens: int, page_size: int
+    num_tokens_at_cuts: Sequence[int],
+    num_head_tokens: int,
+    *,
+    num_prompt_tokens: int,
+    page_size: int,
+    window: int,
 ) -> tuple[int, ...]:
-    """Anchors for Submit: token positions in (0, num_prompt_tokens), whole pages, ascending, each once."""
+    """Anchors for Submit: token positions in (0, num_prompt_tokens), whole pages, ascending, each once.
+
+    Inside the head, only those a window or more below its end: nearly every chat forks at its end, so the
+    window there must be the first, and from a fork less than a window below little is computed again.
+    """
     floors = {num_tokens // page_size * page_size for num_tokens in num_tokens_at_cuts}
-    return tuple(sorted(anchor for anchor in floors if 0 < anchor < num_prompt_tokens))
+    head = num_head_tokens // page_size * page_size
+    return tuple(
+        sorted(
+            anchor
+            for anchor in floors
+            if 0 < anchor < num_prompt_tokens and (anchor >= head or anchor <= head - window)
+        )
+    )
 
 
 def common_prefix_length(one: str, other: str) -> int:
@@ -70,40 +96,48 @@ def common_prefix_length(one: str, other: str) -> int:
     return start
 
 
+def _cut(text: str, template: PromptTemplate, other: Sequence[Message], rendering: Rendering) -> int:
+    """Where the prompt of `other` parts from `text`; 0 if nowhere, or if the template refuses it."""
+    try:
+        cut = common_prefix_length(text, rendering.text(template, other))
+    except RequestError:
+        return 0  # it wants other roles there: then no chat parts from this one there either
+    return cut if cut < len(text) else 0
+
+
 def _other_chats(
-    messages: Sequence[Message], rendering: Rendering
+    messages: Sequence[Message], head: Sequence[Message], rendering: Rendering
 ) -> Iterator[tuple[Sequence[Message], Rendering]]:
-    """Chats that share the beginning of this one, with the options to render them.
+    """Chats that share more than the head with this one, or a part of it, with the options to render them.
 
     The chat itself is the second continuation of every cut: what it says there is no probe.
+    head: the system messages, and a probe.
     """
-    ends_open = replace(rendering, continue_final_message=False)
-    num_system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    num_system = len(head) - 1
     if rendering.tools and num_system > 0:
         # Tools come before the system text in some templates and after it in others.
-        first_turn = _probe_in_place_of(messages, num_system)
-        yield [{"role": "system", "content": PROBE}, first_turn], ends_open
-        yield [*messages[:num_system], first_turn], replace(ends_open, tools=(_PROBE_TOOL,))
+        yield [{"role": "system", "content": PROBE}, head[-1]], rendering
+        yield head, replace(rendering, tools=(_PROBE_TOOL,))
     for index in sorted(_cut_indices(messages, num_system)):
-        yield [*messages[:index], _probe_in_place_of(messages, index)], ends_open
+        yield [*messages[:index], _probe_in_place_of(messages, index)], rendering
     # The next turn of this chat: it shows what of the generation header and of the last reasoning stays.
     answer = [] if messages[-1]["role"] == "assistant" else [{"role": "assistant", "content": PROBE}]
-    yield [*messages, *answer, {"role": "user", "content": PROBE}], ends_open
+    yield [*messages, *answer, {"role": "user", "content": PROBE}], rendering
     if rendering.add_generation_prompt:
         yield messages, replace(rendering, add_generation_prompt=False)
 
 
 def _cut_indices(messages: Sequence[Message], num_system: int) -> set[int]:
-    """Indices of the messages in whose place another chat may say something else."""
+    """Indices of the messages after the first in whose place another chat may say something else."""
     num_messages = len(messages)
-    indices = {num_system, *range(max(num_system, num_messages - RECENT_MESSAGES), num_messages)}
+    indices = set(range(max(num_system, num_messages - RECENT_MESSAGES), num_messages))
     question = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if question is not None:
         indices.add(question)
         # Reasoning is often kept until the next question is asked: that chat forks right after this one.
         if question + 1 < num_messages:
             indices.add(question + 1)
-    return indices
+    return indices - {num_system}
 
 
 def _probe_in_place_of(messages: Sequence[Message], index: int) -> Message:

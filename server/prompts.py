@@ -67,15 +67,25 @@ async def render_and_encode(
     # A template may add text but drops none of what matters here, so this bounds the rendered text too.
     limits.check_num_characters(num_characters(messages), tokenizer.max_token_characters)
     text = await asyncio.to_thread(rendering.text, template, messages)
-    if limits.info.window is None:  # full-attention state is reusable at any position: nothing to keep
+    window = limits.info.window
+    if window is None:  # full-attention state is reusable at any position: there is nothing to keep
         return await encode(text, tokenizer, limits, add_special_tokens=rendering.add_special_tokens), ()
     limits.check_num_characters(len(text), tokenizer.max_token_characters)
     cuts = await asyncio.to_thread(find_cuts, template, messages, rendering, text)
-    token_ids, num_tokens_at_cuts = await asyncio.to_thread(
-        tokenizer.encode_with_cuts, text, cuts, add_special_tokens=rendering.add_special_tokens
+    token_ids, (num_head_tokens, *num_tokens_at_cuts) = await asyncio.to_thread(
+        tokenizer.encode_with_cuts,
+        text,
+        (cuts.head_end, *cuts.positions),
+        add_special_tokens=rendering.add_special_tokens,
     )
     _check_token_ids(token_ids, limits)
-    return token_ids, page_anchors(num_tokens_at_cuts, len(token_ids), limits.info.page_size)
+    return token_ids, page_anchors(
+        num_tokens_at_cuts,
+        num_head_tokens,
+        num_prompt_tokens=len(token_ids),
+        page_size=limits.info.page_size,
+        window=window,
+    )
 
 
 def _check_token_ids(token_ids: TokenIds, limits: Limits) -> None:

@@ -49,10 +49,14 @@ class ByteTokenizer:
 
 
 class TagTemplate:
-    """Renders `role:content|` per message; joins parts with a line break; refuses the text "refuse me"."""
+    """Renders `role:content|` per message; joins parts with a line break; refuses the text "refuse me".
+
+    refuses_longer_than: chats of more messages are refused too.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = []
+        self.refuses_longer_than: int | None = None
 
     def render(
         self,
@@ -68,7 +72,8 @@ class TagTemplate:
             raise RequestError("both are true", param="continue_final_message")
         json.dumps(template_kwargs)
         lines = [f"{message['role']}:{_text(message.get('content'))}" for message in messages]
-        if any("refuse me" in line for line in lines):
+        is_too_long = self.refuses_longer_than is not None and len(lines) > self.refuses_longer_than
+        if is_too_long or any("refuse me" in line for line in lines):
             raise RequestError("the chat template refuses these messages", param="messages")
         text = "|".join(lines) + ("" if continue_final_message else "|")
         return text + "assistant:" if add_generation_prompt else text
