@@ -111,8 +111,9 @@ class Tokenizer:
     ) -> tuple[NDArray[np.int32], tuple[int, ...]]:
         """As encode(), and for each cut how many of the first tokens end at or before it.
 
-        cuts: character positions in [0, len(text)]. A token that spans a cut lies behind it. Tokens that
-        encode() puts before the text count. Takes 1.5 times as long as encode(), in a worker thread too.
+        cuts: character positions in [0, len(text)]. A token that spans a cut lies behind it (but a mark
+        that NFC merges into the letter before it counts as a part of that letter). Tokens that encode() puts
+        before the text count. Takes 1.5 times as long as encode(), in a worker thread too.
         """
         add_special_tokens = self._adds_special_tokens(text, add_special_tokens)
         # Lets the GIL go as encode_batch_fast() does, which knows no offsets. Asking for single tokens: the

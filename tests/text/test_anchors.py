@@ -48,7 +48,8 @@ class Server:
 
     def tokens(self, messages: Sequence[Message], **changes: Any) -> list[int]:
         text = replace(self.rendering, **changes).text(self.template, messages)
-        return self.tokenizer.encode(text, add_special_tokens=False).tolist()
+        token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).tolist()
+        return token_ids
 
     def anchors(self, messages: Sequence[Message], window: int = 0) -> tuple[int, ...]:
         text = self.rendering.text(self.template, messages)

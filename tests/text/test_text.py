@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from text.tiny_tokenizers import byte_level, sentencepiece_like
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, processors
 
 from forkpoint.configs.errors import ModelLoadError, RequestError
 from forkpoint.server.text import MAX_COMPOSED_CHARACTERS, Tokenizer
@@ -99,6 +99,56 @@ def test_no_text_has_fewer_tokens_than_the_bound_says() -> None:
         assert len(ids) * tokenizer.max_token_characters >= len(decomposed)
     longest = max(map(len, byte_level().get_vocab()))
     assert Tokenizer(byte_level()).max_token_characters == longest * MAX_COMPOSED_CHARACTERS
+
+
+# ---- cuts
+
+
+def test_tokens_that_span_a_cut_lie_behind_it() -> None:
+    tokenizer = Tokenizer(sentencepiece_like(), bos_token="<bos>")
+    # <bos> Hell o ▁world <unk>: cuts inside of Hell and world, at their ends, and at the end of the text.
+    text = "Hello world"
+    ids, num_tokens = tokenizer.encode_with_cuts(text, (0, 3, 4, 5, 6, 10, 11))
+    assert ids.tolist() == tokenizer.encode(text).tolist()
+    assert [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids[:3]] == [
+        "<bos>", "Hell", "o",
+    ]  # fmt: skip
+    assert num_tokens == (1, 1, 2, 3, 3, 3, 4)
+
+
+def test_cuts_count_characters_however_many_tokens_one_has() -> None:
+    tokenizer = Tokenizer(byte_level())
+    text = "a🦊b🦊"  # three tokens each
+    ids, num_tokens = tokenizer.encode_with_cuts(text, range(5))
+    assert len(ids) == 8
+    assert num_tokens == (0, 1, 4, 5, 8)
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_cuts_are_right_where_offsets_leave_spaces_out(cut: int) -> None:
+    text = "a   b\n\n  c  "
+    plain, trimmed = byte_level(), byte_level()
+    plain.post_processor = processors.ByteLevel(trim_offsets=False)
+    trimmed.post_processor = processors.ByteLevel(trim_offsets=True)
+    expected = Tokenizer(plain).encode_with_cuts(text, (cut,))[1]
+    assert Tokenizer(trimmed).encode_with_cuts(text, (cut,))[1] == expected
+
+
+def test_tokens_put_after_a_text_lie_behind_every_cut() -> None:
+    backend = sentencepiece_like()
+    backend.post_processor = processors.TemplateProcessing(
+        single="<bos>:0 $A:0 <eos>:0", special_tokens=[("<bos>", 2), ("<eos>", 1)]
+    )
+    tokenizer = Tokenizer(backend)
+    ids, num_tokens = tokenizer.encode_with_cuts("Hello", (4, 5))
+    assert len(ids) == 4
+    assert num_tokens == (2, 3)
+    assert tokenizer.encode_with_cuts("Hello", (4, 5), add_special_tokens=False)[1] == (1, 2)
+
+
+def test_encoding_with_cuts_refuses_what_encoding_refuses() -> None:
+    with pytest.raises(RequestError, match="lone surrogate"):
+        Tokenizer(byte_level()).encode_with_cuts("ab\udfffc", (1,))
 
 
 def test_the_api_process_gets_no_torch_from_here() -> None:
