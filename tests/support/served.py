@@ -161,15 +161,13 @@ class ProcessLog:
 
 
 @contextlib.contextmanager
-def serve(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[ServedModel]:
+def serve(model: Path | str, *flags: str) -> Iterator[ServedModel]:
     """Start `forkpoint serve MODEL` in float32 on a free port, without waiting until it is ready.
 
-    num_threads: None leaves it to the server. A second thread makes a tiny model no faster, and on a machine
-        that is busy with other things 15 times slower.
     Ends it at the end, by SIGTERM if it still runs; that must give exit code 0.
     """
     options = ("--dtype", "float32", "--port", "0", "--log-format", "json", *flags)
-    with launch(model, *options, num_threads=num_threads) as process:
+    with launch(model, *options) as process:
         log = ProcessLog(process)
         try:
             url = log.wait_for_event("listening")["url"]
@@ -191,15 +189,15 @@ def serve(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterat
 
 
 @contextlib.contextmanager
-def serve_ready(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[ServedModel]:
+def serve_ready(model: Path | str, *flags: str) -> Iterator[ServedModel]:
     """Like serve(), and it is ready."""
-    with serve(model, *flags, num_threads=num_threads) as served:
+    with serve(model, *flags) as served:
         served.wait_ready()
         yield served
 
 
 @contextlib.contextmanager
-def launch(model: Path | str, *flags: str, num_threads: int | None = 1) -> Iterator[subprocess.Popen[str]]:
+def launch(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """`forkpoint serve MODEL FLAGS` on the loopback, stderr in a pipe; killed if it is left alive."""
     # A setting of the person who runs the tests must not change what is tested.
     environment = {
@@ -207,8 +205,9 @@ def launch(model: Path | str, *flags: str, num_threads: int | None = 1) -> Itera
         for name, value in os.environ.items()
         if not name.startswith("FORKPOINT_") or name == "FORKPOINT_CACHE"
     }
-    if num_threads is not None:
-        environment["OMP_NUM_THREADS"] = str(num_threads)
+    # Beside other work on the same cores, threads that spin at every barrier make the demo 7 times slower and
+    # a tiny model 10 times (2 cores, 2 busy neighbours, November 2026): tests would time out.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with subprocess.Popen(
         [FORKPOINT, "serve", str(model), "--host", "127.0.0.1", *flags],
         stdout=subprocess.DEVNULL,
