@@ -71,12 +71,14 @@ class SimulateSettings:
 
     retention: Annotated[
         Literal["anchors", "branch", "tail"] | None,
-        Parameter(group=POLICY, help="Which windows are kept. Default: anchors, or the best that is built."),
+        Parameter(group=POLICY, help="Which windows are kept. Default: anchors."),
     ] = None
     eviction: Annotated[
-        Literal["cost", "lru"] | None,
-        Parameter(group=POLICY, help="What is evicted first. Default: cost, or the best that is built."),
-    ] = None
+        Literal["cost", "lru"],
+        Parameter(
+            group=POLICY, help="What is evicted first: what costs least to lose, or least recently used."
+        ),
+    ] = "cost"
     no_anchors: Annotated[
         bool, Parameter(group=POLICY, negative="", help="The same as --retention branch.")
     ] = False

@@ -10,9 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from forkpoint.cache import CacheGeometry, PoolUse, PrefixCache
-from forkpoint.cache.eviction import EVICTION_POLICIES
 from forkpoint.cache.pages import num_pages_for
-from forkpoint.cache.retention import RETENTION_POLICIES
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.configs.staircase import Staircase
@@ -29,9 +27,6 @@ from forkpoint.scheduler.traces import TraceRequest
 # Beyond this many pages the free list alone takes gigabytes.
 MAX_PAGES = 1 << 28
 
-RETENTION_NAMES = frozenset(RETENTION_POLICIES)
-EVICTION_NAMES = frozenset(EVICTION_POLICIES)
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
@@ -47,8 +42,8 @@ class SimulationSetup:
     layers: str = "SSSSSF" * 3
     chunk: int = 3072
     concurrency: int = 1
-    retention: str = "branch"
-    eviction: str = "lru"
+    retention: str = "anchors"
+    eviction: str = "cost"
     rebuilds: bool = True
 
     @property

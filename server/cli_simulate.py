@@ -11,7 +11,7 @@ from rich.table import Table
 
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.simulate_settings import SimulateSettings
-from forkpoint.scheduler.simulate import EVICTION_NAMES, RETENTION_NAMES, SimulationSetup, simulate
+from forkpoint.scheduler.simulate import SimulationSetup, simulate
 from forkpoint.scheduler.simulate_report import SimulationReport
 from forkpoint.scheduler.trace_file import read_trace
 from forkpoint.scheduler.trace_pools import PoolSlots, ample_pools, tight_pools
@@ -32,9 +32,8 @@ COUNTS = (
     "full_slots",
     "swa_slots",
 )
-# Best first.
+# Each keeps what the next one keeps, and more.
 RETENTION_BY_WORTH = ("anchors", "branch", "tail")
-EVICTION_BY_WORTH = ("cost", "lru")
 
 
 def print_simulation(settings: SimulateSettings) -> int:
@@ -54,7 +53,7 @@ def print_simulation(settings: SimulateSettings) -> int:
         chunk=settings.chunk,
         concurrency=settings.concurrency,
         retention=_retention(settings),
-        eviction=_eviction(settings),
+        eviction=settings.eviction,
         rebuilds=not settings.no_rebuild,
     )
     report = simulate(requests, setup)
@@ -96,30 +95,15 @@ def _flag(name: str) -> str:
 
 def _retention(settings: SimulateSettings) -> str:
     """The policy that --retention, --no-anchors and --no-branching agree on."""
-    allowed = list(RETENTION_BY_WORTH)
-    for is_given, flag, excluded in (
-        (settings.no_anchors, "--no-anchors", ("anchors",)),
-        (settings.no_branching, "--no-branching", ("anchors", "branch")),
-    ):
-        if is_given and settings.retention in excluded:
-            raise ConfigError(f"{flag} contradicts --retention {settings.retention}", hint="give one of them")
-        if is_given:
-            allowed = [name for name in allowed if name not in excluded]
-    return _choose("--retention", settings.retention, allowed, RETENTION_NAMES)
-
-
-def _eviction(settings: SimulateSettings) -> str:
-    return _choose("--eviction", settings.eviction, list(EVICTION_BY_WORTH), EVICTION_NAMES)
-
-
-def _choose(flag: str, wanted: str | None, by_worth: list[str], built: frozenset[str]) -> str:
-    """What was asked for, or else the best that is built."""
-    best = next(name for name in by_worth if name in built)
-    if wanted is None:
-        return best
-    if wanted not in built:
-        raise ConfigError(f"{flag} {wanted} is not built yet", hint=f"{flag} {best}")
-    return wanted
+    flag, best = None, "anchors"
+    if settings.no_branching:
+        flag, best = "--no-branching", "tail"
+    elif settings.no_anchors:
+        flag, best = "--no-anchors", "branch"
+    chosen = settings.retention or best
+    if RETENTION_BY_WORTH.index(chosen) < RETENTION_BY_WORTH.index(best):
+        raise ConfigError(f"{flag} contradicts --retention {chosen}", hint="give one of them")
+    return chosen
 
 
 # ---- what is simulated

@@ -37,6 +37,13 @@ def test_the_command_line_starts_without_the_heavy_libraries(tmp_path: Path) -> 
     assert not {"torch", "transformers", "fastapi", "tokenizers"} & modules
 
 
+def test_a_simulation_runs_without_the_heavy_libraries(tmp_path: Path) -> None:
+    command = ["simulate", "--workload", "shared", "--system", "40", "--requests", "2"]
+    modules = modules_after(f"from forkpoint.server.cli import run\nrun({command})", tmp_path)
+    assert "forkpoint.scheduler.scheduler" in modules
+    assert not {"torch", "transformers", "fastapi", "tokenizers"} & modules
+
+
 def test_the_api_process_serves_without_torch(tmp_path: Path) -> None:
     statement = (
         "import forkpoint.server.run, forkpoint.server.text, forkpoint.server.chat_template\n"
