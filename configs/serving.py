@@ -31,8 +31,8 @@ class EngineConfig:
     swa_tokens: int | None = None
     swa_full_tokens_ratio: float | None = None
     enable_radix_cache: bool = True
-    retention: str = "branch"
-    radix_eviction_policy: str = "lru"
+    retention: str = "anchors"
+    radix_eviction_policy: str = "cost"
     enable_rebuild: bool = True
     rebuild_depth: int | None = None
     log_level: str = "info"

@@ -130,15 +130,22 @@ class ServeSettings:
     ] = False
     retention: Annotated[
         Literal["anchors", "branch", "tail"],
-        Parameter(group=CACHE, help="Which windows are kept; anchors is not built yet."),
-    ] = "branch"
+        Parameter(
+            group=CACHE,
+            help="Which windows are kept. anchors: where a later prompt is likely to fork, and where one did; "
+            "branch: where one did; tail: at the ends of prompts only.",
+        ),
+    ] = "anchors"
     radix_eviction_policy: Annotated[
-        Literal["cost", "lru"], Parameter(group=CACHE, help="What is evicted first; cost is not built yet.")
-    ] = "lru"
+        Literal["cost", "lru"],
+        Parameter(group=CACHE, help="Which windows go first: those whose loss costs least, or the oldest."),
+    ] = "cost"
     disable_rebuild: Annotated[
         bool,
         Parameter(
-            group=CACHE, negative="", help="Compute the gap below a full hit again instead of its windows only."
+            group=CACHE,
+            negative="",
+            help="Compute the gap below a full hit again instead of its windows only.",
         ),
     ] = False
     rebuild_depth: Annotated[

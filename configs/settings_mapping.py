@@ -98,12 +98,6 @@ def default_model_name(model: str) -> str:
 
 def _refuse_unbuilt(settings: ServeSettings) -> None:
     unbuilt = (
-        (settings.retention == "anchors", "--retention anchors", "--retention branch"),
-        (
-            settings.radix_eviction_policy == "cost",
-            "--radix-eviction-policy cost",
-            "--radix-eviction-policy lru",
-        ),
         (settings.quantization != "none", f"--quantization {settings.quantization}", "--dtype bfloat16"),
         (
             settings.attention_backend == "flashinfer",

@@ -45,8 +45,10 @@ FLAGS = """
 --swa-total-tokens 1024
 --swa-full-tokens-ratio 0.5
 --disable-radix-cache
+--retention anchors
 --retention branch
 --retention tail
+--radix-eviction-policy cost
 --radix-eviction-policy lru
 --disable-rebuild
 --rebuild-depth exact
@@ -60,8 +62,6 @@ FLAGS = """
 """
 
 UNBUILT = """
---retention anchors
---radix-eviction-policy cost
 --quantization int8
 --attention-backend flashinfer
 --tp-size 2
@@ -109,8 +109,8 @@ def test_what_is_not_built_is_refused_by_name(flag: str, capsys: pytest.CaptureF
 def test_defaults_are_the_best_that_exists(capsys: pytest.CaptureFixture[str]) -> None:
     rows = shown(capsys)
     assert rows["MODEL"] == ("demo", "default")
-    assert rows["--retention"] == ("branch", "default")
-    assert rows["--radix-eviction-policy"] == ("lru", "default")
+    assert rows["--retention"] == ("anchors", "default")
+    assert rows["--radix-eviction-policy"] == ("cost", "default")
     assert rows["--context-length"] == ("auto", "default")
     assert {origin for _, origin in rows.values()} == {"default"}
 
