@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from forkpoint.cache import Match, OutOfPages, PrefixCache
-from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import RequestError
+from forkpoint.scheduler.admission import Admission
 from forkpoint.scheduler.followers import is_computed_by
-from forkpoint.scheduler.limits import MIN_CHUNK_ROOM, SchedulerLimits
+from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
 from forkpoint.scheduler.plan import Span, StepPlan
 from forkpoint.scheduler.sequence import Sequence
+from forkpoint.scheduler.work import WorkMeter
 
 # A prefill takes chunks of no more rows than this where larger ones would cost a kept window.
 SHRUNK_CHUNK = 1024
@@ -61,6 +62,8 @@ class Scheduler:
         self.cache = cache
         self.limits = limits
         self.counters = SchedulerCounters()
+        self._admission = Admission(cache, limits)
+        self._work = WorkMeter(cache.staircase)
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
@@ -169,7 +172,7 @@ class Scheduler:
         assert lease is not None
         start = sequence.num_computed
         # Early rows of a rebuild run in few layers and cost little, but each takes a slot all the same.
-        budget = self.limits.max_rows - self._rows_of(spans)
+        budget = self.limits.max_rows - self._work.rows_of(spans)
         end = min(sequence.num_tokens, start + budget, self.cache.max_end(lease))
         # Rather several smaller chunks than a kept window lost.
         end = max(min(end, start + SHRUNK_CHUNK), min(end, self.cache.max_end_without_eviction(lease)))
@@ -189,7 +192,8 @@ class Scheduler:
             return
         match = self.cache.match(sequence.tokens, sequence.namespace)
         start, full_hit = sequence.num_computed, match.full_len
-        if full_hit <= start or self._work_to(match) >= self._num_layers * (full_hit - start):
+        gained = full_hit - start
+        if gained <= 0 or self._work.row_layers_below(match) >= self._work.row_layers_of(gained):
             return
         self.cache.release(lease, sequence.tokens, start, keeps_end=False)
         match = self.cache.match(sequence.tokens, sequence.namespace)
@@ -201,80 +205,25 @@ class Scheduler:
         cached = max(0, min(reached, last) - first)
         self._account(sequence, cached=cached, rebuilt=max(0, last - max(reached, first)))
 
-    @property
-    def _num_layers(self) -> int:
-        return 1 if self.cache.staircase is None else self.cache.staircase.num_layers
-
-    def _work_to(self, match: Match) -> int:
-        """Row-layers that a sequence on this match runs below its full hit."""
-        stairs = self.cache.staircase
-        if stairs is None:
-            return match.full_len - match.resume_len
-        first = stairs.start(match.full_len, match.resume_len)
-        return stairs.row_layers(match.full_len, match.resume_len, first, match.full_len)
-
-    def _rows_of(self, spans: list[Span]) -> int:
-        """What the spans take of the budget: rows, those of rebuilds by the share of layers that run them."""
-        return sum(self._cost(span) for span in spans)
-
-    def _cost(self, span: Span) -> int:
-        lease, stairs = span.lease, self.cache.staircase
-        if stairs is None or span.start >= lease.full_hit:
-            return span.num_rows
-        row_layers = stairs.row_layers(lease.full_hit, lease.resume, span.start, span.end)
-        return -(-row_layers // stairs.num_layers)
-
     # ---- admission
 
     def _admit(self, spans: list[Span]) -> None:
         """Start waiting sequences in order. Followers are passed by; one that lacks pages blocks the rest."""
         followers: list[Sequence] = []
         while self._waiting and len(self._running) < self.limits.max_running:
-            if self._rows_of(spans) >= self.limits.max_rows or len(followers) >= MAX_PASSED_BY:
+            if self._work.rows_of(spans) >= self.limits.max_rows or len(followers) >= MAX_PASSED_BY:
                 break
             sequence = self._waiting.popleft()
             match = self.cache.match(sequence.tokens, sequence.namespace)
             if self.cache.enabled and is_computed_by(spans, sequence, match, self.limits.geometry.page_size):
                 followers.append(sequence)
                 continue
-            if not self._fits(sequence, match):
+            if not self._admission.fits(sequence, match, self._running):
                 self._waiting.appendleft(sequence)
                 break
             self._start(sequence, match)
             self._plan_chunk(sequence, spans)
         self._waiting.extendleft(reversed(followers))
-
-    def _fits(self, sequence: Sequence, match: Match) -> bool:
-        """Whether both pools can take this sequence beside what runs, without an early retraction."""
-        if not self._running:
-            return True  # limits.check() has shown that it fits alone
-        full_locked, _ = self.cache.pages_to_lock(match)
-        size = self.limits.geometry.page_size
-        full_needed = num_pages_for(sequence.num_tokens, size) - match.full_len // size
-        full_needed += self._decode_reserve(sequence) + sum(
-            self._full_pages_to_come(other) for other in self._running
-        )
-        if full_needed + full_locked > self.cache.full_use.available:
-            return False
-        if self.limits.geometry.window is None:
-            return True
-        swa_needed = sum(self._most_swa_pages(other) for other in [*self._running, sequence])
-        room = min(sequence.num_tokens - match.resume_len, MIN_CHUNK_ROOM)
-        return swa_needed + num_pages_for(room, size) <= self.limits.swa_pages
-
-    def _full_pages_to_come(self, sequence: Sequence) -> int:
-        lease = sequence.lease
-        assert lease is not None
-        missing = num_pages_for(sequence.num_tokens, self.limits.geometry.page_size) - lease.full_pages.length
-        return max(0, missing) + self._decode_reserve(sequence)
-
-    def _decode_reserve(self, sequence: Sequence) -> int:
-        tokens = min(sequence.num_tokens_left, self.limits.reserved_decode_tokens)
-        return num_pages_for(tokens, self.limits.geometry.page_size)
-
-    def _most_swa_pages(self, sequence: Sequence) -> int:
-        longest = sequence.num_tokens + max(0, sequence.num_tokens_left)
-        return min(self.limits.resting_swa_pages, num_pages_for(longest, self.limits.geometry.page_size) + 1)
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._acquire(sequence, match)
