@@ -50,11 +50,10 @@ def find_cuts(template: PromptTemplate, messages: Sequence[Message], rendering: 
     """
     num_system = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     head = [*messages[:num_system], _probe_in_place_of(messages, num_system)]
-    ends_open = replace(rendering, continue_final_message=False)
-    head_end = _cut(text, template, head, ends_open)
+    head_end = _cut(text, template, head, rendering)
     others = {
         _cut(text, template, other_messages, other_rendering)
-        for other_messages, other_rendering in _other_chats(messages, head, ends_open)
+        for other_messages, other_rendering in _other_chats(messages, head, rendering)
     }
     return Cuts(tuple(sorted((others | {head_end}) - {0})), head_end)
 

@@ -13,6 +13,7 @@ from support.chat_templates import CountingTemplate, chat_template, chat_tokeniz
 
 from forkpoint.server.anchors import RECENT_MESSAGES, common_prefix_length, find_cuts, page_anchors
 from forkpoint.server.chat_messages import Message
+from forkpoint.server.chat_template import ChatTemplate
 from forkpoint.server.rendering import Rendering
 from forkpoint.server.text import Tokenizer
 
@@ -140,6 +141,20 @@ def test_stripped_reasoning_forks_at_an_anchor() -> None:
     assert server.fork(chat, goes_on) == len(server.tokens(chat))
 
 
+def test_in_a_long_tool_loop_the_question_and_what_came_after_it_are_forks() -> None:
+    server = Server("chatml")
+    loop: list[Message] = [
+        {"role": role, "content": f"step {index}", "tool_call_id": "1"}
+        for index in range(5)
+        for role in ("assistant", "tool")
+    ]
+    question = say("earlier", "said", "weather?", system=SYSTEM)
+    chat = [*question, *loop]
+    for index in (len(question) - 1, len(question)):
+        other = [*chat[:index], {"role": chat[index]["role"], "content": "Another"}]
+        assert server.fork(chat, other) in server.anchors(chat), index
+
+
 def test_tool_list_and_system_text_have_anchors_of_their_own() -> None:
     chat = say("Hello", system=SYSTEM)
     for name, tools_come_first in (("chatml", False), ("llama3", True)):
@@ -174,12 +189,27 @@ def test_default_system_text_of_the_template_is_an_anchor() -> None:
 
 def test_what_the_template_refuses_is_no_anchor_and_no_error() -> None:
     server = Server("strict")
-    chat: list[Message] = say("one", "two", system=SYSTEM)
-    # [system, user, assistant, user probe] is fine; a probe in place of a tool's answer would not be.
-    assert server.anchors(chat)
     only_system: list[Message] = [{"role": "system", "content": SYSTEM}]
-    end = len(server.tokens(only_system))
-    assert all(anchor < end for anchor in server.anchors(only_system))
+    # A question may follow, so the system text is a fork; no other chat than that gets through.
+    assert server.anchors(only_system) == ()
+    assert server.fork(only_system, say("Hello", system=SYSTEM)) == len(server.tokens(only_system))
+    answered = say("one", "two", system=SYSTEM)
+    assert server.fork(answered, say("Hello", system=SYSTEM)) in server.anchors(answered)
+
+
+def test_a_probe_in_place_of_a_tools_answer_names_its_call() -> None:
+    source = (
+        "{% for message in messages %}"
+        "{% if message.role == 'tool' and not (message.tool_call_id and message.name) %}"
+        "{{ raise_exception('a tool message needs the call it answers') }}{% endif %}"
+        "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    )
+    server = Server("chatml", Rendering(add_generation_prompt=False))
+    server.template = CountingTemplate(ChatTemplate(source, special_tokens={}))
+    call = {"role": "tool", "name": "f", "tool_call_id": "1"}
+    chat = [*say("weather?", "look"), {**call, "content": "rain"}]
+    other = [*say("weather?", "look"), {**call, "content": "sun"}]
+    assert server.fork(chat, other) in server.anchors(chat)
 
 
 def test_continued_message_leaves_anchors_below_it() -> None:
