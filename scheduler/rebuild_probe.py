@@ -34,13 +34,15 @@ CHUNK = 512
 class Run:
     """One answer. logits: [n, V] float32 on the CPU, of the n sampled positions; tokens: their argmax.
 
-    first_token_s: from submission to the first token. cached, rebuilt: prompt tokens, as usage reports them.
+    first_token_s: from submission to the first token; first_token_cpu_s: the processor time of that.
+    cached, rebuilt: prompt tokens, as usage reports them.
     window: per SWA layer keys and values of the last W - 1 positions of the full hit, as first computed.
     """
 
     tokens: tuple[int, ...]
     logits: torch.Tensor
     first_token_s: float
+    first_token_cpu_s: float
     cached: int
     rebuilt: int
     window: Mapping[int, tuple[torch.Tensor, torch.Tensor]]
@@ -122,9 +124,9 @@ class RebuildProbe:
         self._recorder.begin(forced)
         params = SamplingParams(seed=0, max_tokens=self._num_new, temperature=0.0)
         self._next_uid += 1
-        started_s = time.perf_counter()
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
         self._engine.handle(Submit(self._next_uid, self._prompt, params))
-        first_token_s = 0.0
+        first_token_s = first_token_cpu_s = 0.0
         cached = rebuilt = 0
         while self._engine.has_work:
             report = self._engine.step()
@@ -134,9 +136,10 @@ class RebuildProbe:
                 cached, rebuilt = started.cached_tokens, started.rebuilt_tokens
             if len(report.tokens) and not first_token_s:
                 first_token_s = time.perf_counter() - started_s
+                first_token_cpu_s = time.process_time() - started_cpu_s
         logits = torch.cat(self._recorder.logits)
         tokens = tuple(int(token) for token in logits.argmax(dim=-1))
-        return Run(tokens, logits, first_token_s, cached, rebuilt, self._recorder.window)
+        return Run(tokens, logits, first_token_s, first_token_cpu_s, cached, rebuilt, self._recorder.window)
 
 
 class _Recorder:

@@ -96,8 +96,8 @@ def _token_ids(tokenizer: Tokenizer, settings: MeasureSettings) -> list[int]:
 
 def _print_table(found: RebuildMeasurement, console: Console) -> None:
     console.print(
-        f"full hit of {found.num_tokens} tokens without windows; {found.num_swa_layers} sliding-window layers "
-        f"of {found.window}; {found.dtype} on {found.device}; first token of a cold run: {found.cold_s:.2f} s"
+        f"full hit of {found.num_tokens} tokens without windows; {found.num_swa_layers} sliding-window layers"
+        f" of {found.window}; {found.dtype} on {found.device}; first token of a cold run {found.cold_s:.2f} s"
     )
     table = plain_table(
         "--rebuild-depth",
