@@ -7,20 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-import psutil
-import torch
-
 from forkpoint.cache import CacheGeometry, PrefixCache
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.configs.staircase import Staircase
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.device import resolve_kv_dtype
+from forkpoint.model.device import resolve_device, resolve_kv_dtype
 from forkpoint.model.inputs import Kind
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
 from forkpoint.scheduler.engine import Engine, Runner
 from forkpoint.scheduler.limits import SchedulerLimits
+from forkpoint.scheduler.memory import available_bytes, check_kv_memory, kv_memory_bytes
 from forkpoint.scheduler.messages import EngineInfo, LoadProgress
 from forkpoint.scheduler.pool_sizes import PoolDemand, PoolSizes, size_pools
 from forkpoint.scheduler.scheduler import Scheduler
@@ -30,14 +28,12 @@ Progress = Callable[[LoadProgress], None]
 # Defaults by device: a CPU step of more rows would stall running streams for most of a second.
 DEFAULT_CHUNK = {"cpu": 512, "cuda": 8192}
 DEFAULT_MAX_RUNNING = {"cpu": 32, "cuda": 256}
-# Share of the memory that is free after the weights, when neither bytes nor a share is given.
-DEFAULT_CPU_SHARE = 0.25
-MAX_DEFAULT_CPU_BYTES = 4 << 30
-DEFAULT_CUDA_SHARE = 0.88
 
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load and connect everything. Raises ModelLoadError or ConfigError for what the user can put right."""
+    # Before the weights, which may take minutes; what is left after them is compared again.
+    check_kv_memory(config, available_bytes(resolve_device(config.device)))
     model = load_model(
         config.model_dir,
         dtype=config.dtype,
@@ -138,6 +134,7 @@ def _pool_sizes(
     max_running: int,
     context_length: int,
 ) -> PoolSizes:
+    check_kv_memory(config, available_bytes(model.device))
     kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, model.dtype)
     return size_pools(
         PoolDemand(
@@ -147,26 +144,13 @@ def _pool_sizes(
             chunk=chunk,
             full_bytes_per_token=model.config.kv_bytes_per_token("full", kv_dtype),
             swa_bytes_per_token=model.config.kv_bytes_per_token("swa", kv_dtype),
-            memory_bytes=_kv_memory_bytes(config, model.device),
+            memory_bytes=kv_memory_bytes(config, model.device),
+            available_bytes=available_bytes(model.device),
             full_tokens=config.full_tokens,
             swa_tokens=config.swa_tokens,
             swa_full_tokens_ratio=config.swa_full_tokens_ratio,
         )
     )
-
-
-def _kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
-    """What the pools may take, now that the weights are in memory."""
-    if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        share = config.mem_fraction_static or DEFAULT_CUDA_SHARE
-        return max(0, int(total * share) - (total - free))
-    total, available = psutil.virtual_memory().total, psutil.virtual_memory().available
-    if config.mem_fraction_static is not None:
-        return max(0, int(total * config.mem_fraction_static) - psutil.Process().memory_info().rss)
-    return min(int(available * DEFAULT_CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
 
 
 def _info(limits: SchedulerLimits, model: Model, runner: ModelRunner) -> EngineInfo:

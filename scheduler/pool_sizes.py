@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from forkpoint.cache import CacheGeometry
 from forkpoint.cache.pages import page_floor
 from forkpoint.configs.errors import ConfigError
+from forkpoint.scheduler.memory import gib
 
 # Windows kept for later requests that the default SWA pool has room for, beside those of running requests.
 KEPT_WINDOWS = 64
+# What a page costs beside its KV: its id in the free list.
+BOOKKEEPING_BYTES = 4
 # The default SWA pool takes at most this share of the KV memory.
 MAX_SWA_SHARE = 0.5
 
@@ -18,7 +21,7 @@ MAX_SWA_SHARE = 0.5
 class PoolDemand:
     """What sizing needs to know. bytes_per_token: of one slot, over all layers of the kind; 0: no such layer.
 
-    chunk: rows of one step. memory_bytes: what both pools may take together.
+    chunk: rows of one step. memory_bytes: what both pools may take together. available_bytes: what there is.
     """
 
     geometry: CacheGeometry
@@ -28,6 +31,7 @@ class PoolDemand:
     full_bytes_per_token: int
     swa_bytes_per_token: int
     memory_bytes: int
+    available_bytes: int
     full_tokens: int | None = None
     swa_tokens: int | None = None
     swa_full_tokens_ratio: float | None = None
@@ -42,7 +46,10 @@ class PoolSizes:
 
 
 def size_pools(demand: PoolDemand) -> PoolSizes:
-    """Both pools in pages. Raises ConfigError when memory does not hold even one request of two pages."""
+    """Both pools in pages.
+
+    Raises ConfigError when memory does not hold even one request of two pages, or not what flags ask for.
+    """
     swa_tokens = _swa_tokens(demand)
     full_tokens = demand.full_tokens
     if full_tokens is None:
@@ -53,13 +60,41 @@ def size_pools(demand: PoolDemand) -> PoolSizes:
         full_tokens = min(full_tokens, _most_useful_full_tokens(demand))
     size = demand.geometry.page_size
     sizes = PoolSizes(page_floor(full_tokens, size) // size, page_floor(swa_tokens, size) // size)
-    if sizes.full_pages < 2:
-        raise ConfigError(
-            f"{demand.memory_bytes} bytes of KV memory leave {full_tokens} slots for full attention, "
-            f"too few for two pages of {size}",
-            hint="--kv-cache-memory-bytes or --max-total-tokens",
-        )
+    _check_full(demand, sizes, full_tokens)
+    _check_available(demand, sizes)
     return sizes
+
+
+def _check_full(demand: PoolDemand, sizes: PoolSizes, full_tokens: int) -> None:
+    if sizes.full_pages >= 2:
+        return
+    swa_bytes = sizes.swa_pages * demand.geometry.page_size * demand.swa_bytes_per_token
+    raise ConfigError(
+        f"the KV pools may take {demand.memory_bytes} bytes, the sliding-window pool takes {swa_bytes} of them: "
+        f"{max(0, full_tokens)} slots are left for full attention, and two pages of "
+        f"{demand.geometry.page_size} are needed",
+        hint="raise --kv-cache-memory-bytes, or set --max-total-tokens and --swa-total-tokens",
+    )
+
+
+def _check_available(demand: PoolDemand, sizes: PoolSizes) -> None:
+    size = demand.geometry.page_size
+    full_bytes = sizes.full_pages * (size * demand.full_bytes_per_token + BOOKKEEPING_BYTES)
+    swa_bytes = sizes.swa_pages * (size * demand.swa_bytes_per_token + BOOKKEEPING_BYTES)
+    if full_bytes + swa_bytes <= demand.available_bytes:
+        return
+    given = {
+        "--max-total-tokens": demand.full_tokens,
+        "--swa-total-tokens": demand.swa_tokens,
+        "--swa-full-tokens-ratio": demand.swa_full_tokens_ratio,
+    }
+    flags = [flag for flag, value in given.items() if value is not None] or ["--mem-fraction-static"]
+    raise ConfigError(
+        f"a full pool of {sizes.full_pages * size} tokens ({gib(full_bytes)}) and a sliding-window pool of "
+        f"{sizes.swa_pages * size} ({gib(swa_bytes)}) are asked for; {gib(demand.available_bytes)} of memory "
+        "are available",
+        hint=f"lower {' or '.join(flags)}",
+    )
 
 
 def _most_useful_full_tokens(demand: PoolDemand) -> int:
