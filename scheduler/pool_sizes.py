@@ -70,7 +70,7 @@ def _check_full(demand: PoolDemand, sizes: PoolSizes, full_tokens: int) -> None:
         return
     swa_bytes = sizes.swa_pages * demand.geometry.page_size * demand.swa_bytes_per_token
     raise ConfigError(
-        f"the KV pools may take {demand.memory_bytes} bytes, the sliding-window pool takes {swa_bytes} of them: "
+        f"KV may take {demand.memory_bytes} bytes, the sliding-window pool takes {swa_bytes} of them: "
         f"{max(0, full_tokens)} slots are left for full attention, and two pages of "
         f"{demand.geometry.page_size} are needed",
         hint="raise --kv-cache-memory-bytes, or set --max-total-tokens and --swa-total-tokens",
