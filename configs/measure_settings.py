@@ -36,7 +36,7 @@ class MeasureSettings:
         Parameter(group=MEASURE, help="UTF-8 file that the hit is read from; default: a text of ours."),
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16"],
         Parameter(group=MEASURE, help="float32 shows the error alone; bfloat16 drowns small ones in noise."),
     ] = "float32"
     device: Annotated[Literal["auto", "cpu", "cuda"], Parameter(group=MEASURE, help="Where it runs.")] = (

@@ -51,11 +51,11 @@ class ServeSettings:
         Literal["auto", "cpu", "cuda"], Parameter(group=MODEL, help="Where the model runs.")
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16"],
         Parameter(group=MODEL, help="Type of weights and activations."),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
+        Literal["auto", "float32", "bfloat16"],
         Parameter(group=MODEL, help="Type of cached keys and values; auto: that of the model."),
     ] = "auto"
     quantization: Annotated[

@@ -5,6 +5,7 @@ One thread. The pipe to the API process closes when that process dies, whatever 
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
-from forkpoint.configs.errors import ConfigError, ModelLoadError
+from forkpoint.configs.errors import ConfigError, ForkpointError, ModelLoadError
 from forkpoint.configs.logs import configure_logging
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.scheduler.engine import Engine, EngineBroken
@@ -32,6 +33,10 @@ def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connecti
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
+    # torch's threads spin at barriers by default. They share the cores with the API process: with neighbours on
+    # two cores a prefill of 512 tokens took 9.0 s spinning and 1.3 s waiting (November 2026, n = 3).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
     from forkpoint.model.device import set_num_threads
     from forkpoint.scheduler.build import build_engine
 
@@ -47,7 +52,7 @@ def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, buil
         outbox.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
     try:
-        engine = build(config, send)
+        engine = _build(build, config, send)
         send(Ready(engine.info))
         _loop(engine, inbox, send)
     except (ConfigError, ModelLoadError) as error:
@@ -57,6 +62,19 @@ def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, buil
     except EngineBroken as error:
         log.error("engine_broken", reason=str(error))
         send(Failed(str(error)))
+
+
+def _build(build: BuildEngine, config: EngineConfig, send: Callable[[FromEngine], None]) -> Engine:
+    try:
+        return build(config, send)
+    except (ForkpointError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        log.exception("loading_failed")
+        raise ModelLoadError(
+            f"loading failed: {type(error).__name__}: {error}",
+            hint="this is a fault of forkpoint; please report it",
+        ) from error
 
 
 def _loop(engine: Engine, inbox: Connection, send: Callable[[FromEngine], None]) -> None:
