@@ -20,7 +20,7 @@ def main() -> int:
         "ruff check": ["ruff", "check", "--output-format", "concise"],
         "ruff format": ["ruff", "format", "--check"],
         # One run for all: reading what is known of torch takes longer than checking ours.
-        "mypy": ["mypy", str(LINKS), "tests", ".ci"],
+        "mypy": ["mypy", str(LINKS), "tests", ".ci", "benchmarks"],
         "import rules": ["lint-imports"],
     }
     failed = [name for name, command in checks.items() if not _passes(name, command)]

@@ -168,14 +168,14 @@ def _setup_line(setup: SimulationSetup) -> str:
 
 def _rows(report: SimulationReport) -> list[tuple[str, str, str]]:
     ratio = report.row_layers / report.row_layers_ideal
-    saved = 100 * (1 - report.row_layers / report.row_layers_nocache)
+    share = 100 * report.row_layers / report.row_layers_nocache
     notes = {
         "prompt_tokens": f"in {len(report.requests)} requests",
         "served_pct": "of the prompt tokens: cached or rebuilt",
         "ideal_pct": "were everything kept for ever",
         "rebuilt_tokens": "their windows were lost and are run again, in the lower layers only",
         "recomputed_tokens": "work repeated after a retraction",
-        "row_layers": f"{ratio:.2f} times the ideal, {saved:.1f} % less than without a cache",
+        "row_layers": f"{ratio:.2f} times the ideal, {share:.1f} % of the work without a cache",
         "peak_full_slots": "most that running requests owned or locked",
         "leaked_slots": "must be 0",
     }

@@ -51,6 +51,21 @@ def test_the_report_has_the_published_fields(capsys: pytest.CaptureFixture[str])
     assert found["requests"][1]["full_hit"] == 40
 
 
+def test_the_report_is_plain_json_under_eviction_retraction_and_rebuilds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(
+        capsys,
+        *["--workload", "groups", "--system", "200", "--requests", "24", "--output-len", "150"],
+        *["--window", "16", "--chunk", "64", "--concurrency", "6", "--page-size", "4", "--retention", "tail"],
+        *["--full-slots", "1300", "--swa-slots", "400"],
+    )
+    assert min(found["evicted_full_slots"], found["evicted_swa_slots"], found["rebuilt_tokens"]) > 0
+    assert min(found["retractions"], found["recomputed_tokens"]) > 0
+    assert found["leaked_slots"] == 0
+    assert all(type(found[name]) is int for name in FIELDS if name[-3:] != "pct" and name != "requests")
+
+
 def test_the_table_shows_every_total(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "--workload", "fewshot", *SMALL]) == 0
     shown = capsys.readouterr().out
