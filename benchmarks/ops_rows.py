@@ -9,7 +9,18 @@ from statistics import median
 
 import numpy as np
 from ops_timing import each_us, loop_us
-from ops_worlds import CHUNK, FOREST_TOKENS, Forest, Tokens, World, ample_world, chain, fill, forest, replay_us
+from ops_worlds import (
+    CHUNK,
+    FOREST_TOKENS,
+    Forest,
+    Tokens,
+    World,
+    ample_world,
+    chain,
+    fill,
+    forest,
+    replay_us,
+)
 
 from forkpoint.cache import Lease
 from forkpoint.scheduler.trace_pools import PoolSlots, ample_pools, tight_pools

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from itertools import islice
 
 from forkpoint.cache.eviction_cost import CostWindows
@@ -36,7 +36,7 @@ class LruWindows:
     def windows(self) -> Iterable[Window]:
         return self._windows
 
-    def victims(self) -> Iterator[Window]:
+    def victims(self) -> Generator[Window, None, None]:
         num_passed_over = 0
         while batch := list(islice(self._windows, num_passed_over, num_passed_over + 16)):
             for window in batch:

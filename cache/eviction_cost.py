@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 from forkpoint.cache.tree import Window, WindowClass
@@ -109,7 +109,7 @@ class CostWindows:
     def windows(self) -> Iterable[Window]:
         return self._windows
 
-    def victims(self) -> Iterator[Window]:
+    def victims(self) -> Generator[Window, None, None]:
         shown: list[tuple[float, Window]] = []
         try:
             while self._heap:

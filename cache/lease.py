@@ -27,22 +27,22 @@ class PageRow:
         self.length = 0
 
     def append(self, pages: PageIds) -> None:
-        end = self.length + len(pages)
+        start = self.length
+        self.skip(len(pages))
+        self._pages[start : self.length] = pages
+
+    def skip(self, count: int) -> None:
+        """Append entries that stand for no page."""
+        end = self.length + count
         if end > len(self._pages):
             grown = np.zeros(max(end, 2 * len(self._pages)), dtype=np.int32)
             grown[: self.length] = self._pages[: self.length]
             self._pages = grown
-        self._pages[self.length : end] = pages
         self.length = end
-
-    def truncate(self, length: int) -> None:
-        self._pages[length : self.length] = 0
-        self.length = length
 
     def __getitem__(self, span: slice) -> PageIds:
         """A view, not a copy."""
-        start, stop, _ = span.indices(self.length)
-        return self._pages[start:stop]
+        return self._pages[: self.length][span]
 
 
 class Lease:

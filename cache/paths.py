@@ -9,14 +9,16 @@ from forkpoint.cache.tree import Node, Window
 
 def segments(tip: Node, start: int, end: int) -> Iterator[tuple[Node, slice]]:
     """The parts of nodes on the path to `tip` that cover pages start..end, the deepest first."""
-    if start >= end:
-        return
-    for node in tip.up_to_root():
-        if node.start_page < end:
-            low, high = max(start, node.start_page), min(end, node.end_page)
-            yield node, slice(low - node.start_page, high - node.start_page)
-        if node.start_page <= start:
-            return
+    # The innermost loop of the cache: plain comparisons, for a property or a call costs as much as numpy does.
+    node = tip
+    end = min(end, tip.end_page)
+    while start < end:
+        assert node.parent is not None
+        first = node.start_page
+        if first < end:
+            yield node, slice(start - first if start > first else 0, end - first)
+            end = first
+        node = node.parent
 
 
 def window_segments(window: Window) -> Iterator[tuple[Node, slice]]:
@@ -26,7 +28,8 @@ def window_segments(window: Window) -> Iterator[tuple[Node, slice]]:
 
 def owner_of(tip: Node, end: int) -> Node:
     """The node on the path to `tip` in which page number `end` - 1 lies."""
-    for node in tip.up_to_root():
-        if node.start_page < end:
-            return node
-    raise AssertionError(f"page {end} is not below the tip")
+    node = tip
+    while node.start_page >= end:
+        assert node.parent is not None, f"page {end} is not below the tip"
+        node = node.parent
+    return node

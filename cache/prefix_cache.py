@@ -187,9 +187,12 @@ class PrefixCache:
         self._full.pin(tip)
         self._tree.touch(tip)
         lease.published = full
-        for node in reversed(list(tip.up_to_root())):
+        parts = []
+        for node in tip.up_to_root():
             node.hits += 1
-            lease.full_pages.append(node.full_pages)
+            parts.append(node.full_pages)
+        if parts:
+            lease.full_pages.append(np.concatenate(parts[::-1]))
         self._borrow_window(lease, resume)
         self.counters.windows_rebuilt += lease.branch_point is not None and self.staircase is not None
         self.counters.branch_points_found += lease.branch_point is not None
@@ -216,11 +219,11 @@ class PrefixCache:
         if lease.start > lease.resume:
             # A rebuild that starts above R never looks below its own first rows.
             first = lease.start // self.geometry.page_size
-            lease.swa_pages.append(np.zeros(first, dtype=np.int32))
+            lease.swa_pages.skip(first)
             lease.first_swa = lease.swa_published = first
             return
         first = self._first_borrowed(resume)
-        lease.swa_pages.append(np.zeros(first, dtype=np.int32))
+        lease.swa_pages.skip(first)
         lease.first_swa, lease.swa_published = first, resume
         if resume == 0:
             return
@@ -242,25 +245,26 @@ class PrefixCache:
 
         Evicts what nobody needs, per kind. Raises OutOfPages, with nothing taken, when that is not enough.
         """
+        full, swa = self._full, self._swa
         pages = num_pages_for(end, self.geometry.page_size)
-        full_wanted = max(0, pages - lease.full_pages.length)
-        swa_wanted = 0 if self._swa is None else max(0, pages - lease.swa_pages.length)
-        for use, kind, wanted in ((self.full_use, "full", full_wanted), (self.swa_use, "swa", swa_wanted)):
-            if use is not None and wanted > use.available:
-                raise OutOfPages(kind, wanted, use.available)
-        if full_wanted:
+        full_wanted = pages - lease.full_pages.length
+        swa_wanted = 0 if swa is None else pages - lease.swa_pages.length
+        if full_wanted > full.num_available_pages:
+            raise OutOfPages("full", full_wanted, full.num_available_pages)
+        if swa is not None and swa_wanted > swa.num_available_pages:
+            raise OutOfPages("swa", swa_wanted, swa.num_available_pages)
+        if full_wanted > 0:
             self._make_room_full(full_wanted)
-            lease.full_pages.append(self._full.pool.take(full_wanted))
-        if self._swa is not None and swa_wanted:
-            self._make_room_swa(swa_wanted)
-            lease.swa_pages.append(self._swa.pool.take(swa_wanted))
+            lease.full_pages.append(full.pool.take(full_wanted))
+        if swa is not None and swa_wanted > 0:
+            self._make_room_swa(swa, swa_wanted)
+            lease.swa_pages.append(swa.pool.take(swa_wanted))
 
     def max_end(self, lease: Lease) -> int:
         """The greatest `end` that extend(lease, end) can serve now."""
-        pages = lease.full_pages.length + self.full_use.available
-        swa = self.swa_use
-        if swa is not None:
-            pages = min(pages, lease.swa_pages.length + swa.available)
+        pages = lease.full_pages.length + self._full.num_available_pages
+        if self._swa is not None:
+            pages = min(pages, lease.swa_pages.length + self._swa.num_available_pages)
         return pages * self.geometry.page_size
 
     def max_end_without_eviction(self, lease: Lease) -> int:
@@ -299,9 +303,7 @@ class PrefixCache:
         if self._swa is not None:
             self._evict_swa(self._swa, self._swa.pool.capacity)
 
-    def _make_room_swa(self, wanted: int) -> None:
-        swa = self._swa
-        assert swa is not None
+    def _make_room_swa(self, swa: SwaComponent, wanted: int) -> None:
         if swa.pool.num_free >= wanted:
             return
         self._evict_swa(swa, wanted)

@@ -136,12 +136,12 @@ class RadixTree:
     def common_pages(self, node: Node, tokens: Tokens, page: int, end_page: int) -> int:
         """How many whole pages of `node` equal tokens' pages from `page` on, up to end_page."""
         size = self.page_size
-        count = min(node.num_pages, end_page - page) * size
-        differs = node.tokens[:count] != tokens[page * size : page * size + count]
-        first = int(differs.argmax()) if count else 0
-        if count and not differs[first]:
-            first = count
-        return first // size
+        start, count = page * size, min(len(node.tokens), (end_page - page) * size)
+        if not count:
+            return 0
+        differs = node.tokens[:count] != tokens[start : start + count]
+        first = int(differs.argmax())
+        return (first if differs[first] else count) // size
 
     def walk(self, tokens: Tokens, num_pages: int, namespace: str) -> tuple[list[Node], int]:
         """Nodes below the root that share a prefix with tokens, and how many pages they share."""
@@ -158,15 +158,18 @@ class RadixTree:
             shared = self.common_pages(child, tokens, page, num_pages)
             path.append(child)
             page += shared
-            if shared < child.num_pages:
+            if shared < len(child.full_pages):
                 break
             node = child
         return path, page
 
     def touch(self, node: Node) -> None:
         """Mark the path to `node` as just used, ancestors last. O(depth)."""
-        for step in node.up_to_root():
-            self.recency.move_to_end(step)
+        move_to_end = self.recency.move_to_end
+        step = node
+        while step.parent is not None:
+            move_to_end(step)
+            step = step.parent
 
     def add_leaf(self, parent: Node, tokens: Tokens, full_pages: PageIds, swa: SwaSpan) -> Node:
         """A new child of `parent` that owns copies of tokens and full_pages; it becomes the newest."""

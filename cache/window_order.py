@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,6 @@ class WindowOrder(Protocol):
         """All windows, in no promised order."""
         ...
 
-    def victims(self) -> Iterator[Window]:
+    def victims(self) -> Generator[Window, None, None]:
         """All windows, least valued first. The caller may drop what it is given while it iterates."""
         ...

@@ -24,6 +24,11 @@ class Component(Protocol):
         """Tree pages that no lease needs: evict() can free all of them."""
         ...
 
+    @property
+    def num_available_pages(self) -> int:
+        """What an allocation can get: free pages, and tree pages that can be evicted."""
+        ...
+
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """The greatest page index p <= num_pages such that a sequence may resume at p on this path."""
         ...

@@ -29,6 +29,10 @@ class FullComponent:
     def num_evictable_pages(self) -> int:
         return self._num_tree_pages - self._num_pinned_pages
 
+    @property
+    def num_available_pages(self) -> int:
+        return self.pool.num_free + self.num_evictable_pages
+
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """All of it: a node cannot be without its full pages."""
         return num_pages
@@ -49,7 +53,7 @@ class FullComponent:
             step.pins += 1
             if step.pins > 1:
                 return
-            self._num_pinned_pages += step.num_pages
+            self._num_pinned_pages += len(step.full_pages)
             step = step.parent
 
     def unpin(self, node: Node) -> None:
@@ -60,7 +64,7 @@ class FullComponent:
             step.pins -= 1
             if step.pins:
                 return
-            self._num_pinned_pages -= step.num_pages
+            self._num_pinned_pages -= len(step.full_pages)
             step = step.parent
 
     def drop(self, node: Node) -> None:

@@ -43,9 +43,16 @@ class Scraps:
                 return
         self._runs.append(ScrapRun(node, start, end))
 
-    def oldest(self) -> ScrapRun | None:
-        """Take the oldest run out."""
-        return self._runs.popleft() if self._runs else None
+    def take_oldest(self, max_pages: int) -> ScrapRun | None:
+        """Take the oldest run out, or the first max_pages of it."""
+        if not self._runs:
+            return None
+        run = self._runs.popleft()
+        end = run.start + max_pages
+        if end >= run.end:
+            return run
+        self._runs.appendleft(ScrapRun(run.node, end, run.end))
+        return ScrapRun(run.node, run.start, end)
 
     def put_back(self, run: ScrapRun) -> None:
         """Return what was not needed of the oldest run."""

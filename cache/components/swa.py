@@ -22,6 +22,8 @@ from forkpoint.cache.tree import Counts, Node, SwaSpan, Window, WindowClass
 from forkpoint.cache.window_order import Appraisal, WindowOrder
 from forkpoint.configs.staircase import Staircase
 
+Indices = NDArray[np.intp]
+
 
 class SwaComponent:
     """SWA pages of the tree, and the windows that are kept for later requests."""
@@ -56,6 +58,10 @@ class SwaComponent:
     def num_evictable_pages(self) -> int:
         return self._num_tree_pages - self._num_locked_pages
 
+    @property
+    def num_available_pages(self) -> int:
+        return self.pool.num_free + self.num_evictable_pages
+
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """The greatest legal page index: SWA live on the last min(p, ceil((W-1)/P)) pages below it."""
         masks = (
@@ -74,37 +80,41 @@ class SwaComponent:
         span = node.swa
         local = slice(start - node.start_page, start - node.start_page + len(own))
         tree_pages, locks = span.pages[local], span.locks[local]
-        is_dead = tree_pages == 0
         self._note_held(span, local)
-        self.pool.give(own[~is_dead])
-        self._num_tree_pages += int(np.count_nonzero(is_dead))
-        self._num_locked_pages += int(np.count_nonzero(locks == 0))
-        tree_pages[is_dead] = own[is_dead]
+        num_dead = len(own) - _num_nonzero(tree_pages)
+        self._num_tree_pages += num_dead
+        self._num_locked_pages += len(own) - _num_nonzero(locks)
         locks += 1
+        if num_dead == len(own):
+            # A new leaf, for example; choosing pages by mask would cost ten times a plain copy.
+            tree_pages[:] = own
+            return
+        is_dead = tree_pages == 0
+        self.pool.give(own[~is_dead])
+        tree_pages[is_dead] = own[is_dead]
         own[:] = tree_pages
 
     def num_unlocked(self, tip: Node, start: int, end: int) -> int:
         """How many of pages start..end of the path to `tip` no lease has locked."""
-        return sum(
-            int(np.count_nonzero(node.swa.locks[local] == 0)) for node, local in segments(tip, start, end)
-        )
+        num_locked = sum(_num_nonzero(node.swa.locks[local]) for node, local in segments(tip, start, end))
+        return end - start - num_locked
 
     def lock(self, tip: Node, start: int, end: int) -> None:
         """Keep pages start..end of the path to `tip` alive for one more lease. They must be live."""
         for node, local in segments(tip, start, end):
             locks = node.swa.locks[local]
-            assert node.swa.pages[local].all(), "a lease may only lock live pages"
+            assert _is_full(node.swa.pages[local]), "a lease may only lock live pages"
             self._note_held(node.swa, local)
-            self._num_locked_pages += int(np.count_nonzero(locks == 0))
+            self._num_locked_pages += len(locks) - _num_nonzero(locks)
             locks += 1
 
     def unlock(self, tip: Node, start: int, end: int) -> None:
         """Undo one lock of each page; what nobody holds then is let go."""
         for node, local in segments(tip, start, end):
             locks = node.swa.locks[local]
-            assert locks.all(), "unlock without lock"
+            assert _is_full(locks), "unlock without lock"
             locks -= 1
-            self._num_locked_pages -= int(np.count_nonzero(locks == 0))
+            self._num_locked_pages -= len(locks) - _num_nonzero(locks)
             self._let_go(node, local)
 
     def pages_of(self, tip: Node, start: int, end: int) -> PageIds:
@@ -157,9 +167,7 @@ class SwaComponent:
 
         Locks do not count in either: who has borrowed the window will be gone when the next one wants it.
         """
-        num_freed = sum(
-            int(np.count_nonzero(node.swa.refs[local] == 1)) for node, local in window_segments(window)
-        )
+        num_freed = sum(_num_nonzero(node.swa.refs[local] == 1) for node, local in window_segments(window))
         resume = greatest_legal(self._kept_without(window), window.end_page, self.geometry.pages_to_resume)
         size = self.geometry.page_size
         return Appraisal(num_freed, self._cost(window.end_page * size, resume * size))
@@ -168,9 +176,13 @@ class SwaComponent:
         """Which pages below the window's end other windows keep, from its end down to page 0."""
         lowest = window.end_page - window.num_pages
         for node, local in segments(window.node, 0, window.end_page):
-            refs = node.swa.refs[local].copy()
-            refs[max(0, lowest - node.start_page) :] -= 1
-            yield node.start_page, refs > 0
+            refs, own = node.swa.refs[local], lowest - node.start_page
+            if own <= 0:
+                yield node.start_page, refs > 1
+                continue
+            is_kept = refs > 0
+            is_kept[own:] = refs[own:] > 1
+            yield node.start_page, is_kept
 
     def _cost(self, full_hit: int, resume: int) -> int:
         """Row-layers to make [resume, full_hit) usable again."""
@@ -187,14 +199,15 @@ class SwaComponent:
         """
         windows = pages = 0
         self._reclaim(num_pages)
-        for window in self.order.victims():
-            if self.pool.num_free >= num_pages:
-                break
-            if all(node.swa.locks[local].all() for node, local in window_segments(window)):
+        victims = self.order.victims()
+        # Asked before each victim, for to choose one costs more than to take what scraps there are.
+        while self.pool.num_free < num_pages and (window := next(victims, None)) is not None:
+            if all(_is_full(node.swa.locks[local]) for node, local in window_segments(window)):
                 continue
             pages += self.drop_window(window, is_evicted=True)
             windows += 1
             self._reclaim(num_pages)
+        victims.close()  # puts back what it passed over
         return windows, pages
 
     def drop_window(self, window: Window, *, is_evicted: bool = False) -> int:
@@ -211,15 +224,14 @@ class SwaComponent:
         """The leaf leaves the tree: its windows go, and with them all its pages."""
         for window in list(node.swa.windows.values()):
             self.drop_window(window, is_evicted=True)
-        self._free_scraps(node, slice(0, node.num_pages))
+        self._free_scraps(node, _scraps_in(node.swa, slice(0, node.num_pages)))
         assert not node.swa.pages.any(), "an unlocked leaf holds SWA pages that no window of its own keeps"
 
     def _live_from(self, tip: Node, end: int, lowest: int) -> int:
         """The lowest page such that all of it..end is live, not below `lowest`."""
         start = end
         for node, local in segments(tip, lowest, end):
-            pages = node.swa.pages[local]
-            dead = np.flatnonzero(pages == 0)
+            dead = (node.swa.pages[local] == 0).nonzero()[0]
             if len(dead):
                 return int(node.start_page + local.start + dead[-1] + 1)
             start = node.start_page + int(local.start)
@@ -230,12 +242,12 @@ class SwaComponent:
     def _note_held(self, span: SwaSpan, local: slice) -> None:
         """These pages are about to be held: the scraps among them are none any more."""
         if self._num_scrap_pages:
-            self._num_scrap_pages -= int(np.count_nonzero(_is_scrap(span, local)))
+            self._num_scrap_pages -= len(_scraps_in(span, local))
 
     def _let_go(self, node: Node, local: slice) -> int:
-        """Somebody gave these pages up: free, or keep as scraps, what nobody holds. Returns how many."""
-        is_unheld = _is_scrap(node.swa, local)
-        count = int(np.count_nonzero(is_unheld))
+        """Somebody gave these live pages up: free, or keep as scraps, what nobody holds. Returns how many."""
+        holders = node.swa.refs[local] | node.swa.locks[local]
+        count = len(holders) - _num_nonzero(holders)
         if not count:
             return 0
         if self.order.keeps_scraps:
@@ -243,41 +255,39 @@ class SwaComponent:
             self._scraps.add(node, node.start_page + local.start, node.start_page + local.stop)
             self._scraps.compact(self._has_scraps)
         else:
-            self._free(node, local, is_unheld)
+            self._free(node, (holders == 0).nonzero()[0] + local.start)
         return count
 
     def _reclaim(self, num_pages: int) -> None:
         """Free scraps, oldest first, until num_pages are free or there are none."""
         while self.pool.num_free < num_pages and self._num_scrap_pages:
-            run = self._scraps.oldest()
+            # A run may be as long as a prompt, and a decode step wants one page: look no farther than needed.
+            run = self._scraps.take_oldest(max(64, num_pages - self.pool.num_free))
             assert run is not None, "scraps are counted that no run covers"
             for node, local in reversed(list(segments(run.node, run.start, run.end))):
                 wanted = num_pages - self.pool.num_free
                 if wanted <= 0:
                     self._scraps.put_back(ScrapRun(run.node, node.start_page + local.start, run.end))
                     break
-                scraps = np.flatnonzero(_is_scrap(node.swa, local))
-                stop = local.stop if len(scraps) <= wanted else local.start + int(scraps[wanted - 1]) + 1
-                self._free_scraps(node, slice(local.start, stop))
-                if stop < local.stop:
-                    self._scraps.put_back(ScrapRun(run.node, node.start_page + stop, run.end))
+                scraps = _scraps_in(node.swa, local)
+                self._free_scraps(node, scraps[:wanted])
+                if len(scraps) > wanted:
+                    first_left = node.start_page + int(scraps[wanted])
+                    self._scraps.put_back(ScrapRun(run.node, first_left, run.end))
                     break
 
-    def _free_scraps(self, node: Node, local: slice) -> None:
-        is_scrap = _is_scrap(node.swa, local)
-        self._num_scrap_pages -= int(np.count_nonzero(is_scrap))
-        self._free(node, local, is_scrap)
+    def _free_scraps(self, node: Node, scraps: Indices) -> None:
+        self._num_scrap_pages -= len(scraps)
+        self._free(node, scraps)
 
-    def _free(self, node: Node, local: slice, chosen: NDArray[np.bool_]) -> None:
-        pages = node.swa.pages[local]
+    def _free(self, node: Node, chosen: Indices) -> None:
+        pages = node.swa.pages
         self.pool.give(pages[chosen])
         pages[chosen] = 0
-        self._num_tree_pages -= int(np.count_nonzero(chosen))
+        self._num_tree_pages -= len(chosen)
 
     def _has_scraps(self, run: ScrapRun) -> bool:
-        return any(
-            _is_scrap(node.swa, local).any() for node, local in segments(run.node, run.start, run.end)
-        )
+        return any(len(_scraps_in(node.swa, local)) for node, local in segments(run.node, run.start, run.end))
 
     # ---- checking
 
@@ -348,11 +358,12 @@ def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, nee
         return end
     # end: candidate. Everything from the page looked at last up to `end` is live.
     for start, is_live in masks:
-        dead = np.flatnonzero(~is_live)
+        # Not flatnonzero and diff: on a short array their wrappers cost more than the work.
+        dead = (~is_live).nonzero()[0]
         if len(dead):
             if end - (start + int(dead[-1]) + 1) >= needed:
                 return end
-            long_runs = np.flatnonzero(np.diff(dead) > needed)
+            long_runs = (dead[1:] - dead[:-1] > needed).nonzero()[0]
             if len(long_runs):
                 return start + int(dead[long_runs[-1] + 1])
             end = start + int(dead[0])
@@ -361,8 +372,20 @@ def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, nee
     return end
 
 
-def _is_scrap(span: SwaSpan, local: slice) -> NDArray[np.bool_]:
-    return np.asarray((span.pages[local] != 0) & (span.refs[local] == 0) & (span.locks[local] == 0))
+def _scraps_in(span: SwaSpan, local: slice) -> Indices:
+    """Indices, within the node, of live pages that nobody holds."""
+    is_scrap = (span.refs[local] | span.locks[local]) == 0
+    is_scrap &= span.pages[local] != 0
+    return np.asarray(is_scrap.nonzero()[0] + local.start)
+
+
+def _num_nonzero(counts: NDArray[np.generic]) -> int:
+    return int(np.count_nonzero(counts))
+
+
+def _is_full(counts: Counts) -> bool:
+    """Whether no entry is 0. Several times as fast as all() on a short array."""
+    return _num_nonzero(counts) == len(counts)
 
 
 def _count(
