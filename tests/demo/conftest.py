@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forkpoint.model.load import load_model
+from forkpoint.model.load import Model, load_model
 from forkpoint.model.resolve import DEMO_PACKAGE, resolve_model
 from forkpoint.model.runner import ModelRunner
 
@@ -39,7 +39,12 @@ def goldens() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def runner(demo_dir: Path) -> ModelRunner:
-    """The model in float32, on the CPU and its default attention backend."""
-    model = load_model(demo_dir, dtype="float32", device="cpu")
+def model(demo_dir: Path) -> Model:
+    """The model in float32, on the CPU."""
+    return load_model(demo_dir, dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def runner(model: Model) -> ModelRunner:
+    """The model and its default attention backend."""
     return ModelRunner(model, num_pages={"full": NUM_PAGES, "swa": NUM_PAGES}, page_size=PAGE_SIZE)
