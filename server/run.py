@@ -18,6 +18,7 @@ from forkpoint.configs.errors import EngineDied
 from forkpoint.configs.logs import configure_logging
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.scheduler.client import EngineClient, EngineState
+from forkpoint.server.activity import ActivityLog
 from forkpoint.server.app import create_app
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
@@ -78,6 +79,7 @@ async def _serve(
     signals = _Signals()
     http = asyncio.create_task(server.serve(sockets=[listener]))
     engine_watch = asyncio.create_task(_watch_engine(engine, announce_ready))
+    activity = asyncio.create_task(ActivityLog(engine).run())
     first_signal = asyncio.create_task(signals.first.wait())
     try:
         await asyncio.wait([http, engine_watch, first_signal], return_when=asyncio.FIRST_COMPLETED)
@@ -87,11 +89,12 @@ async def _serve(
     finally:
         first_signal.cancel()
         engine_watch.cancel()
+        activity.cancel()
         if not app.state.lifecycle.is_idle:
             server.abort_connections()  # of clients that do not even read their last event
         server.should_exit = True
         server.force_exit = signals.second.is_set()
-        await asyncio.gather(http, engine_watch, first_signal, return_exceptions=True)
+        await asyncio.gather(http, engine_watch, activity, first_signal, return_exceptions=True)
         server.abort_connections()
         await engine.stop()
     _log.info("stopped")
