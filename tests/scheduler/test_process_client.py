@@ -84,7 +84,7 @@ def test_tokens_cross_the_pipe_and_the_pools_are_empty_after_a_flush() -> None:
         seen: list[LoadProgress] = []
         engine.on_progress(seen.append)
         await engine.start()
-        assert engine.state is EngineState.LOADING
+        assert (engine.state, engine.info) == (EngineState.LOADING, None)
         with pytest.raises(EngineLoading):
             engine.submit(submit(0, [1], 1))
         info = await asyncio.wait_for(engine.wait_ready(), PATIENCE_S)
