@@ -299,7 +299,7 @@ class PrefixCache:
         self._tree.remove_leaf(leaf)
 
     def evict_windows(self) -> None:
-        """Give up all SWA state that no running sequence needs; full KV stays. For measurements of rebuilds."""
+        """Give up all SWA state that no running sequence needs; full KV stays. For measurements."""
         if self._swa is not None:
             self._evict_swa(self._swa, self._swa.pool.capacity)
 
