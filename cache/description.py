@@ -9,6 +9,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+import numpy as np
+
 from forkpoint.cache.tree import Node, RadixTree, Window, WindowClass
 
 # A conversation adds a node per turn. JSON parsers give up between 250 and 1,000 levels of nesting, and a
@@ -93,9 +95,9 @@ def _describe(node: Node, parent: int | None, page_size: int, *, left_out: int) 
         parent=parent,
         tokens=tokens,
         full=tokens,
-        swa=int((span.pages != 0).sum()) * page_size,
+        swa=int(np.count_nonzero(span.pages)) * page_size,
         locked_full=tokens if node.pins else 0,
-        locked_swa=int((span.locks > 0).sum()) * page_size,
+        locked_swa=int(np.count_nonzero(span.locks)) * page_size,
         hits=node.hits,
         left_out=left_out,
         windows=tuple(_describe_window(window, page_size) for window in span.windows.values()),

@@ -9,7 +9,7 @@ from forkpoint.cache.tree import Node, Window
 
 def segments(tip: Node, start: int, end: int) -> Iterator[tuple[Node, slice]]:
     """The parts of nodes on the path to `tip` that cover pages start..end, the deepest first."""
-    # The innermost loop of the cache: plain comparisons, for a property or a call costs as much as numpy does.
+    # The innermost loop of the cache: plain comparisons, for a property or a call costs what numpy costs.
     node = tip
     end = min(end, tip.end_page)
     while start < end:

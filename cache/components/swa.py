@@ -7,7 +7,9 @@ are page indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,29 +169,19 @@ class SwaComponent:
 
         Locks do not count in either: who has borrowed the window will be gone when the next one wants it.
         """
-        num_freed = sum(_num_nonzero(node.swa.refs[local] == 1) for node, local in window_segments(window))
-        resume = greatest_legal(self._kept_without(window), window.end_page, self.geometry.pages_to_resume)
+        # Which pages other windows keep: among its own, and then below it down to page 0.
+        shared = [
+            (node.start_page + local.start, node.swa.refs[local] > 1)
+            for node, local in window_segments(window)
+        ]
+        num_freed = window.num_pages - sum(_num_nonzero(is_kept) for _, is_kept in shared)
+        below = (
+            (node.start_page, node.swa.refs[local] > 0)
+            for node, local in segments(window.node, 0, window.end_page - window.num_pages)
+        )
+        resume = greatest_legal(chain(shared, below), window.end_page, self.geometry.pages_to_resume)
         size = self.geometry.page_size
-        return Appraisal(num_freed, self._cost(window.end_page * size, resume * size))
-
-    def _kept_without(self, window: Window) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Which pages below the window's end other windows keep, from its end down to page 0."""
-        lowest = window.end_page - window.num_pages
-        for node, local in segments(window.node, 0, window.end_page):
-            refs, own = node.swa.refs[local], lowest - node.start_page
-            if own <= 0:
-                yield node.start_page, refs > 1
-                continue
-            is_kept = refs > 0
-            is_kept[own:] = refs[own:] > 1
-            yield node.start_page, is_kept
-
-    def _cost(self, full_hit: int, resume: int) -> int:
-        """Row-layers to make [resume, full_hit) usable again."""
-        stairs = self._staircase
-        if stairs is None:
-            return full_hit - resume
-        return stairs.row_layers(full_hit, resume, stairs.start(full_hit, resume), full_hit)
+        return Appraisal(num_freed, _rebuild_cost(self._staircase, window.end_page * size, resume * size))
 
     def evict(self, num_pages: int) -> tuple[int, int]:
         """Make num_pages free: scraps first, then whole windows, least valued first.
@@ -202,13 +194,16 @@ class SwaComponent:
         victims = self.order.victims()
         # Asked before each victim, for to choose one costs more than to take what scraps there are.
         while self.pool.num_free < num_pages and (window := next(victims, None)) is not None:
-            if all(_is_full(node.swa.locks[local]) for node, local in window_segments(window)):
+            if self._num_locked_pages and self._is_locked(window):
                 continue
             pages += self.drop_window(window, is_evicted=True)
             windows += 1
             self._reclaim(num_pages)
         victims.close()  # puts back what it passed over
         return windows, pages
+
+    def _is_locked(self, window: Window) -> bool:
+        return all(_is_full(node.swa.locks[local]) for node, local in window_segments(window))
 
     def drop_window(self, window: Window, *, is_evicted: bool = False) -> int:
         """Forget a window; returns how many pages nobody holds for that."""
@@ -349,7 +344,7 @@ class SwaComponent:
             raise AuditError("swa: the eviction order does not hold exactly the kept windows")
 
 
-def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, needed: int) -> int:
+def greatest_legal(masks: Iterable[tuple[int, NDArray[np.bool_]]], end: int, needed: int) -> int:
     """The greatest page index p <= end with `needed` live pages right below it (all of them when p is less).
 
     masks: (start page, which pages are live) of consecutive stretches, the highest first, down to page 0.
@@ -370,6 +365,14 @@ def greatest_legal(masks: Iterator[tuple[int, NDArray[np.bool_]]], end: int, nee
         if end - start >= needed:
             return end
     return end
+
+
+@lru_cache(maxsize=4096)
+def _rebuild_cost(stairs: Staircase | None, full_hit: int, resume: int) -> int:
+    """Row-layers to make [resume, full_hit) usable again."""
+    if stairs is None:
+        return full_hit - resume
+    return stairs.row_layers(full_hit, resume, stairs.start(full_hit, resume), full_hit)
 
 
 def _scraps_in(span: SwaSpan, local: slice) -> Indices:
