@@ -15,7 +15,7 @@ from forkpoint.scheduler.messages import CacheDescribed, EngineInfo
 from forkpoint.server.services import Services
 
 DEFAULT_NODES = 2_000
-# The engine spends about 10 us on a node, between two steps.
+# The engine spends 10 to 25 us on a node, between two steps (November 2026, two busy cores).
 MAX_NODES = 10_000
 
 
