@@ -31,7 +31,7 @@ class EngineState(enum.Enum):
 class TokenDelta:
     """News of one sequence since the last read: tokens merged when the reader was slow.
 
-    started is set once, with the first delta. finish is set once, with the last.
+    started is set with the first delta, and again when its numbers grow. finish is set once, with the last.
     """
 
     tokens: tuple[int, ...]

@@ -105,7 +105,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A sequence was admitted. cached_tokens: prompt tokens whose prefill is skipped (at most n - 1)."""
+    """A sequence was admitted. cached_tokens: prompt tokens whose prefill is skipped (at most n - 1).
+
+    Sent again, with the same queue_time_s, when the prefill takes over what a neighbour computed meanwhile.
+    """
 
     uid: int
     cached_tokens: int
@@ -164,7 +167,7 @@ class EngineStats:
 class StepTokens:
     """What one step did, in columns: tokens[i] was sampled for uids[i] (at most one per uid).
 
-    A sequence's Started comes with or before its first token, its Finish with or after its last.
+    A sequence's first Started comes with or before its first token, its Finish with or after its last.
     """
 
     uids: NDArray[np.int64]

@@ -195,15 +195,15 @@ class Scheduler:
         gained = full_hit - start
         if gained <= 0 or self._work.row_layers_below(match) >= self._work.row_layers_of(gained):
             return
-        self.cache.release(lease, sequence.tokens, start, keeps_end=False)
-        match = self.cache.match(sequence.tokens, sequence.namespace)
+        # Borrowed before the old lease goes, or the window at `start` might go with it.
         self._acquire(sequence, match)
+        self.cache.release(lease, sequence.tokens, start, keeps_end=False)
         assert sequence.lease is not None
         # Of the prompt, and only what was never computed: repeated work is counted apart.
         first = max(start, sequence.most_computed)
         reached, last = sequence.lease.start, min(full_hit, sequence.prompt_len)
-        cached = max(0, min(reached, last) - first)
-        self._account(sequence, cached=cached, rebuilt=max(0, last - max(reached, first)))
+        rebuilt = 0 if self.cache.staircase is None else max(0, last - max(reached, first))
+        self._account(sequence, cached=max(0, min(reached, last) - first), rebuilt=rebuilt)
 
     # ---- admission
 
@@ -230,16 +230,14 @@ class Scheduler:
         sequence.prefill_end = sequence.num_tokens
         self._running.append(sequence)
         start = sequence.num_computed
-        if sequence.was_started:
+        if sequence.queue_time_s is not None:
             self.counters.recomputed_tokens += max(0, sequence.most_computed - start)
             return
-        sequence.was_started = True
+        sequence.queue_time_s = self._clock() - sequence.arrival_s
         sequence.first_full_hit, sequence.first_resume = match.full_len, match.resume_len
         rebuilt = 0 if self.cache.staircase is None else match.full_len - start
         self.counters.prompt_tokens += sequence.prompt_len
         self._account(sequence, cached=start, rebuilt=rebuilt)
-        waited_s = self._clock() - sequence.arrival_s
-        self._events.started.append(Started(sequence.uid, start, rebuilt, waited_s))
 
     def _acquire(self, sequence: Sequence, match: Match) -> None:
         lease = self.cache.acquire(match, prompt_len=sequence.prompt_len, anchors=sequence.anchors)
@@ -247,11 +245,15 @@ class Scheduler:
         sequence.num_computed = lease.start
 
     def _account(self, sequence: Sequence, *, cached: int, rebuilt: int) -> None:
-        """Tokens of the prompt that need not be computed, at first admission and at jumps after it."""
+        """Tell which tokens of the prompt need not be computed, at first admission and at jumps after it."""
+        assert sequence.queue_time_s is not None
         sequence.num_cached += cached
         sequence.num_rebuilt += rebuilt
         self.counters.cached_tokens += cached
         self.counters.rebuilt_tokens += rebuilt
+        self._events.started.append(
+            Started(sequence.uid, sequence.num_cached, sequence.num_rebuilt, sequence.queue_time_s)
+        )
 
     # ---- after the model ran
 

@@ -18,7 +18,7 @@ class Sequence:
     prefill_end: where the present prefill ends: the prompt, and after a retraction what was generated too.
     most_computed: the highest num_computed ever, so that repeated work can be counted apart.
     num_cached, num_rebuilt: prompt tokens that were not computed anew, by how they came.
-    first_full_hit, first_resume: F and R of the first admission.
+    first_full_hit, first_resume: F and R of the first admission. queue_time_s: until then; None before it.
     """
 
     __slots__ = (
@@ -38,8 +38,8 @@ class Sequence:
         "params",
         "prefill_end",
         "prompt_len",
+        "queue_time_s",
         "uid",
-        "was_started",
     )
 
     def __init__(self, submit: Submit, *, arrival_s: float) -> None:
@@ -61,7 +61,7 @@ class Sequence:
         self.prefill_end = self.prompt_len
         self.first_full_hit = 0
         self.first_resume = 0
-        self.was_started = False
+        self.queue_time_s: float | None = None
 
     @property
     def tokens(self) -> NDArray[np.int32]:

@@ -113,8 +113,9 @@ class Choice:
                 raise
             raise GenerationFailed("the engine ended while this request was running") from error
         if delta.started is not None:
+            if self.started is None:
+                self._timer.started(delta.started.queue_time_s)
             self.started = delta.started
-            self._timer.started(delta.started.queue_time_s)
         if delta.finish is not None:
             self.runs_in_engine = False
         if delta.finish is not None and delta.finish.reason in ("error", "abort"):

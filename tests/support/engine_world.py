@@ -142,10 +142,11 @@ class EngineWorld:
 
     def _take(self, report: StepTokens) -> None:
         for start in report.started:
-            assert self.stories[start.uid].cached_tokens is None, "started twice"
-            assert start.cached_tokens < len(self.stories[start.uid].prompt)
-            self.stories[start.uid].cached_tokens = start.cached_tokens
-            self.stories[start.uid].rebuilt_tokens = start.rebuilt_tokens
+            story = self.stories[start.uid]
+            assert start.cached_tokens + start.rebuilt_tokens < len(story.prompt)
+            assert start.cached_tokens >= (story.cached_tokens or 0), "usage shrinks"
+            assert start.rebuilt_tokens >= (story.rebuilt_tokens or 0), "usage shrinks"
+            story.cached_tokens, story.rebuilt_tokens = start.cached_tokens, start.rebuilt_tokens
         assert len(set(report.uids.tolist())) == len(report.uids)
         for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
             story = self.stories[uid]
