@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import structlog
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from forkpoint.configs.errors import EngineDied
 from forkpoint.configs.logs import configure_logging
@@ -20,6 +19,7 @@ from forkpoint.configs.serving import ServerConfig
 from forkpoint.scheduler.client import EngineClient, EngineState
 from forkpoint.server.activity import ActivityLog
 from forkpoint.server.app import create_app
+from forkpoint.server.http_protocol import BoundedHttpProtocol
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
@@ -66,7 +66,7 @@ async def _serve(
     server = _SignalFreeServer(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -155,5 +155,5 @@ class _SignalFreeServer(uvicorn.Server):
     def abort_connections(self) -> None:
         """Drop what is still open, unsent data too: closing would wait for readers that never come."""
         for connection in list(self.server_state.connections):
-            if isinstance(connection, HttpToolsProtocol):
+            if isinstance(connection, BoundedHttpProtocol):
                 connection.transport.abort()

@@ -19,6 +19,7 @@ from support.text_doubles import ByteTokenizer, TagTemplate
 
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.server.app import create_app
+from forkpoint.server.http_protocol import BoundedHttpProtocol
 from forkpoint.server.listener import bind_listener, url_of
 from forkpoint.server.services import Timing
 
@@ -81,6 +82,7 @@ def serving(
     *,
     has_template: bool = True,
     timing: Timing | None = None,
+    protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
     **config: Any,
 ) -> Iterator[World]:
     engine = engine or FakeEngine()
@@ -93,7 +95,7 @@ def serving(
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=protocol,
             ws="none",
             lifespan="off",
             log_config=None,
