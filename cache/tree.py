@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -239,13 +238,15 @@ class RadixTree:
 
         A parent comes after its children in `recency`, so it is a leaf by the time that it is reached.
         """
-        num_passed_over = 0
-        while batch := list(islice(self.recency, num_passed_over, num_passed_over + 16)):
-            for node in batch:
-                if node.pins:
-                    num_passed_over += 1
-                else:
-                    yield node
+        num_pinned = 0
+        while num_pinned < len(self.recency):
+            node = next(iter(self.recency))
+            if node.pins:
+                # It is in use, so it counts as just used; left there, each eviction would pass over it again.
+                self.touch(node)
+                num_pinned += 1
+            else:
+                yield node
 
     def leaves(self, root: Node) -> Iterator[Node]:
         """The nodes below `root` that have no children."""
