@@ -88,7 +88,8 @@ class Engine:
     def step(self) -> StepTokens:
         """Run one step, if there is work, and report it with everything that happened before it.
 
-        A step that raises ends the requests in it with an error. Raises EngineBroken when that repeats.
+        A step that raises ends the requests in it with an error; when logits are not finite, everything that
+        is cached goes too. Raises EngineBroken when that repeats.
         """
         started_s = self._clock()
         plan = self.scheduler.plan()
@@ -116,6 +117,10 @@ class Engine:
             self.scheduler.fail(
                 [span.sequence for span in plan.spans], f"the step failed: {type(error).__name__}"
             )
+            if isinstance(error, FloatingPointError):
+                # Damaged state may have been published by an earlier chunk: all who share it would fail, and
+                # their neighbours in the batch with them.
+                self.scheduler.drop_cached_state()
             self._num_failed_in_a_row += 1
             if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
                 raise EngineBroken(f"{MAX_FAILED_STEPS} steps in a row failed") from error

@@ -111,6 +111,13 @@ class Scheduler:
         for sequence in list(sequences):
             self._end(sequence, "error", message=message)
 
+    def drop_cached_state(self) -> None:
+        """Forget everything that is cached; what runs starts again from its tokens."""
+        for sequence in reversed(self.running):
+            self._retract(sequence)
+        is_flushed = self.cache.flush()
+        assert is_flushed, "a lease is open that no running sequence holds"
+
     def take_events(self) -> StepEvents:
         """What happened since the last call; the caller owns it."""
         events, self._events = self._events, StepEvents()
