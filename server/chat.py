@@ -42,7 +42,7 @@ class ChatApi:
             raise RequestError(
                 "this model has no chat template; give one with --chat-template, or use /v1/completions"
             )
-        messages = read_messages(body.get("messages"))
+        messages = read_messages(body.get("messages"), max_pieces=limits.info.context_length)
         token_ids, anchors = await render_and_encode(
             template, messages, read_rendering(Fields(body)), services.tokenizer, limits
         )

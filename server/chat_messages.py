@@ -16,16 +16,27 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 Message = dict[str, Any]
 
 
-def read_messages(value: object) -> list[Message]:
+def read_messages(value: object, *, max_pieces: int) -> list[Message]:
     """The messages for the template. Raises RequestError with param `messages.0.content` and the like.
 
     One text part becomes a plain string; several stay parts, and the template's own rule joins them.
     `developer` becomes `system`, which every template knows.
+
+    max_pieces: most messages, content parts and tool calls together. Empty ones pass every bound on
+        characters, and reading and rendering a body full of them took 20 s (November 2026).
     """
     if not isinstance(value, list):
         raise RequestError(f"messages must be a list, not {json_type(value)}", param="messages")
     if not value:
         raise RequestError("messages is empty; it must hold at least one message", param="messages")
+    num_pieces = len(value) + sum(map(_num_parts, value))
+    if num_pieces > max_pieces:
+        raise RequestError(
+            f"messages has {num_pieces} messages, content parts and tool calls; the context of this model "
+            f"allows {max_pieces} (--context-length)",
+            param="messages",
+            code="context_length_exceeded",
+        )
     return [_read_message(message, f"messages.{i}") for i, message in enumerate(value)]
 
 
@@ -39,6 +50,13 @@ def num_characters(messages: Sequence[Message]) -> int:
         elif isinstance(content, list):
             count += sum(len(part["text"]) for part in content)
     return count
+
+
+def _num_parts(message: object) -> int:
+    if not isinstance(message, dict):
+        return 0
+    lists = (message.get("content"), message.get("tool_calls"))
+    return sum(len(value) for value in lists if isinstance(value, list))
 
 
 def _read_message(value: object, path: str) -> Message:

@@ -13,6 +13,8 @@ from forkpoint.server.fields import Fields, json_type
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
+# A stop string is searched with a table as long as itself, made for each choice on the event loop.
+MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SALT_CHARS = 128
 _MAX_INT = 2**63 - 1
@@ -142,6 +144,10 @@ def _read_stops(fields: Fields) -> tuple[str, ...]:
             raise fields.error("stop", f"must be a string or a list of strings, not {json_type(stop)}")
         if stop == "":
             raise fields.error("stop", "must not hold an empty string")
+        if len(stop) > MAX_STOP_CHARS:
+            raise fields.error(
+                "stop", f"has a string of {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed"
+            )
     return tuple(stops)
 
 

@@ -10,6 +10,9 @@ from forkpoint.server.chat_messages import Message
 from forkpoint.server.fields import Fields
 from forkpoint.server.text_ports import PromptTemplate
 
+# A chat is rendered about ten times, and every time each name goes into the template's context.
+MAX_TEMPLATE_KWARGS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
@@ -44,6 +47,11 @@ def read_rendering(fields: Fields) -> Rendering:
         kwargs["reasoning_effort"] = effort  # templates that know no effort ignore it
     given = fields.object("chat_template_kwargs")
     if given is not None:
+        if len(given.values) > MAX_TEMPLATE_KWARGS:
+            raise fields.error(
+                "chat_template_kwargs",
+                f"has {len(given.values)} names; at most {MAX_TEMPLATE_KWARGS} are allowed",
+            )
         kwargs |= given.values
     return Rendering(
         # Whoever asks for a continuation and says nothing else cannot want a new turn before it.

@@ -253,7 +253,7 @@ def test_json_content_types_are_taken(world: World, content_type: str | None) ->
     "path",
     [
         "/", "/v1", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/server_info",
-        "/debug/cache", "/docs", "/openapi.json", "/v1/completions/", "/%ff", "/" + "x" * 5000,
+        "/debug", "/docs", "/openapi.json", "/v1/completions/", "/%ff", "/" + "x" * 5000,
     ],
 )  # fmt: skip
 def test_unknown_path_is_a_404_envelope(world: World, method: str, path: str) -> None:
@@ -282,3 +282,33 @@ def test_request_that_can_never_fit_in_a_pool_is_refused_with_both_numbers(world
         # Without a number the answer gets what the pool has.
         other.chat(messages=[{"role": "user", "content": "x" * 84}])
         assert small.submits[-1].params.max_tokens == 60
+
+
+@pytest.mark.parametrize("num_choices", [1, 128])
+def test_stop_string_that_would_cost_seconds_to_prepare_is_refused(world: World, num_choices: int) -> None:
+    body = {"prompt": "a", "n": num_choices, "max_tokens": 1, "stop": ["x", "a" * 1025]}
+    assert world.refused(COMPLETIONS, body)["param"] == "stop"
+
+
+_CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": ""}] * (INFO.context_length + 1),
+        [{"role": "user", "content": [{"type": "text", "text": ""}] * INFO.context_length}],
+        [{"role": "assistant", "content": "", "tool_calls": [_CALL] * INFO.context_length}],
+    ],
+)
+def test_more_pieces_than_the_context_has_tokens_are_refused_unread(world: World, messages: Any) -> None:
+    """None of them has a character, so no bound on the length of the prompt stops them."""
+    error = world.refused(CHAT, {"messages": messages, "max_tokens": 1})
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert "content parts" in error["message"]
+
+
+def test_many_names_for_the_template_are_refused(world: World) -> None:
+    kwargs = {f"name{i}": i for i in range(65)}
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "chat_template_kwargs": kwargs}
+    assert world.refused(CHAT, body)["param"] == "chat_template_kwargs"
