@@ -89,9 +89,9 @@ def build_app() -> App:
     def serve(model: Model = "demo", /, *, config: ConfigFiles = (), settings: Settings = DEFAULTS) -> int:
         """Serve MODEL over HTTP until SIGTERM or Ctrl-C.
 
-        Every setting may also come from the environment (--page-size: FORKPOINT_PAGE_SIZE) or from a --config
-        file (page-size: 4). The command line wins over the environment, that over files, and those over the
-        default.
+        Every setting may also come from the environment (--page-size:
+        FORKPOINT_PAGE_SIZE) or from a --config file (page-size: 4). The command
+        line wins over the environment, that over files, those over the default.
         """
         from forkpoint.server.cli_serve import serve_model
 

@@ -18,7 +18,9 @@ def bind_listener(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"the host {host!r} has no address: {error}", hint="--host") from error
+        raise ConfigError(
+            f"the host {host!r} has no address: {error}", hint="choose another one with --host"
+        ) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,7 +40,16 @@ def url_of(listener: socket.socket) -> str:
 
 def _bind_error(host: str, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EADDRINUSE:
-        return ConfigError(f"port {port} on {host} is in use by another process", hint="--port")
+        return ConfigError(
+            f"port {port} on {host} is in use by another process",
+            hint="choose another one with --port; 0 takes any that is free",
+        )
     if error.errno == errno.EACCES:
-        return ConfigError(f"port {port} on {host} needs rights that this user does not have", hint="--port")
-    return ConfigError(f"cannot listen on {host}, port {port}: {error.strerror}", hint="--host")
+        return ConfigError(
+            f"port {port} on {host} needs rights that this user does not have",
+            hint="choose one from 1024 on with --port",
+        )
+    return ConfigError(
+        f"cannot listen on {host}, port {port}: {error.strerror}",
+        hint="choose an address of this machine with --host",
+    )

@@ -165,13 +165,13 @@ def test_port_in_use_is_an_error_with_the_flag_to_change() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=str(port)) as caught:
             run_server(_config(port=port), FakeEngine(), ByteTokenizer(), None)
-        assert caught.value.hint == "--port"
+        assert "--port" in str(caught.value.hint)
 
 
 def test_host_that_does_not_exist_is_an_error_with_the_flag_to_change() -> None:
     with pytest.raises(ConfigError) as caught:
         run_server(_config(host="not a host"), FakeEngine(), ByteTokenizer(), None)
-    assert caught.value.hint == "--host"
+    assert "--host" in str(caught.value.hint)
 
 
 def test_error_of_loading_is_raised() -> None:
