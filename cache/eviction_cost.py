@@ -23,8 +23,8 @@ PRIOR_REUSE: dict[WindowClass, tuple[float, float, float]] = {
 # How many observed windows a prior weighs as much as.
 PRIOR_WEIGHT = 4.0
 # Windows that wait for their appraisal: the neighbours that the same request keeps shall be there, but an
-# eviction has to appraise all that wait, and is somebody's decode step. Replays of chats in tight pools at W 512
-# take the same work from 1 to 8, 1.2 times that at 0 (one at a time) and from 16 on (eight at a time).
+# eviction has to appraise all that wait, and is somebody's decode step. Replays of chats in tight pools at
+# W 512 take the same work from 1 to 8, 1.2 times that at 0 (one at a time) and from 16 on (eight at a time).
 MAX_UNAPPRAISED = 4
 # A window's value halves each time that so many times the pool was allocated anew since its last use.
 HALF_LIFE_POOLS = 2.0

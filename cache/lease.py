@@ -40,6 +40,10 @@ class PageRow:
             self._pages = grown
         self.length = end
 
+    def clear(self, start: int, end: int) -> None:
+        """These pages were freed."""
+        self._pages[start:end] = 0
+
     def __getitem__(self, span: slice) -> PageIds:
         """A view, not a copy."""
         return self._pages[: self.length][span]

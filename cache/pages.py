@@ -36,7 +36,8 @@ def num_pages_for(num_tokens: int, page_size: int) -> int:
 class PagePool:
     """Free list of page ids 1..capacity, last returned first out. Page 0 is never given: it is scratch.
 
-    num_taken: pages given out so far, ever; the clock by which cached state ages.
+    Mutable; num_free and num_taken are for others to read. num_taken: pages given out so far, ever; the clock
+    by which cached state ages.
     """
 
     def __init__(self, kind: str, capacity: int) -> None:
@@ -44,28 +45,24 @@ class PagePool:
         self.capacity = capacity
         # Stack; the low ids lie on top so that a small load touches little memory.
         self._stack: PageIds = np.arange(capacity, 0, -1, dtype=np.int32)
-        self._num_free = capacity
+        self.num_free = capacity
         self.num_taken = 0
-
-    @property
-    def num_free(self) -> int:
-        return self._num_free
 
     def take(self, count: int) -> PageIds:
         """`count` page ids, now owned by the caller. Raises OutOfPages and takes none if too few are free."""
-        if count > self._num_free:
-            raise OutOfPages(self.kind, count, self._num_free)
-        self._num_free -= count
+        if count > self.num_free:
+            raise OutOfPages(self.kind, count, self.num_free)
+        self.num_free -= count
         self.num_taken += count
-        return self._stack[self._num_free : self._num_free + count][::-1].copy()
+        return self._stack[self.num_free : self.num_free + count][::-1].copy()
 
     def give(self, pages: PageIds) -> None:
         """Return pages; the caller must own each of them exactly once."""
         count = len(pages)
-        assert self._num_free + count <= self.capacity, f"{self.kind}: more pages returned than exist"
-        self._stack[self._num_free : self._num_free + count] = pages
-        self._num_free += count
+        assert self.num_free + count <= self.capacity, f"{self.kind}: more pages returned than exist"
+        self._stack[self.num_free : self.num_free + count] = pages
+        self.num_free += count
 
     def free_pages(self) -> PageIds:
         """A copy of the free ids, for audits."""
-        return self._stack[: self._num_free].copy()
+        return self._stack[: self.num_free].copy()

@@ -412,10 +412,13 @@ class PrefixCache:
         if page <= lease.first_swa:
             return
         self._version += 1
-        borrowed_end = max(lease.first_swa, min(page, lease.swa_published))
-        swa.unlock(lease.tip, lease.first_swa, borrowed_end)
-        swa.pool.give(lease.swa_pages[borrowed_end:page])
-        lease.swa_pages[lease.first_swa : page][:] = 0
+        first = lease.first_swa
+        borrowed_end = max(first, min(page, lease.swa_published))
+        if first < borrowed_end:
+            swa.unlock(lease.tip, first, borrowed_end)
+        if borrowed_end < page:
+            swa.pool.give(lease.swa_pages[borrowed_end:page])
+        lease.swa_pages.clear(first, page)
         lease.first_swa = page
 
     def advance(self, lease: Lease, num_computed: int) -> None:

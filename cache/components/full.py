@@ -31,7 +31,7 @@ class FullComponent:
 
     @property
     def num_available_pages(self) -> int:
-        return self.pool.num_free + self.num_evictable_pages
+        return self.pool.num_free + self._num_tree_pages - self._num_pinned_pages
 
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """All of it: a node cannot be without its full pages."""

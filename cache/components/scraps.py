@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from forkpoint.cache.tree import Node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScrapRun:
     """Pages start..end on the path to `node` that were let go together. Some may be held again by now.
 
+    Mutable: it grows at its end while a sequence lets go page after page, and is used up from its start.
     The node may have left the tree since; what lies above it on the path has not.
     """
 
@@ -39,24 +40,22 @@ class Scraps:
         if self._runs:
             last = self._runs[-1]
             if last.node is node and last.end == start:
-                self._runs[-1] = ScrapRun(node, last.start, end)
+                last.end = end
                 return
         self._runs.append(ScrapRun(node, start, end))
 
-    def take_oldest(self, max_pages: int) -> ScrapRun | None:
-        """Take the oldest run out, or the first max_pages of it."""
-        if not self._runs:
-            return None
-        run = self._runs.popleft()
-        end = run.start + max_pages
-        if end >= run.end:
-            return run
-        self._runs.appendleft(ScrapRun(run.node, end, run.end))
-        return ScrapRun(run.node, run.start, end)
+    @property
+    def oldest(self) -> ScrapRun:
+        """The run that was let go first. There must be one."""
+        return self._runs[0]
 
-    def put_back(self, run: ScrapRun) -> None:
-        """Return what was not needed of the oldest run."""
-        self._runs.appendleft(run)
+    def use_up(self, end: int) -> None:
+        """Forget of the oldest run what lies below page `end`."""
+        run = self._runs[0]
+        if end >= run.end:
+            self._runs.popleft()
+        else:
+            run.start = end
 
     def compact(self, has_scraps: Callable[[ScrapRun], bool]) -> None:
         """Forget runs that hold no scrap any more, once there are many. Amortised O(1) per run added."""

@@ -25,6 +25,8 @@ from forkpoint.cache.window_order import Appraisal, WindowOrder
 from forkpoint.configs.staircase import Staircase
 
 Indices = NDArray[np.intp]
+# Scraps are taken in no smaller portions, where there are so many.
+SCRAP_TOKENS_AT_ONCE = 16
 
 
 class SwaComponent:
@@ -62,7 +64,7 @@ class SwaComponent:
 
     @property
     def num_available_pages(self) -> int:
-        return self.pool.num_free + self.num_evictable_pages
+        return self.pool.num_free + self._num_tree_pages - self._num_locked_pages
 
     def reusable(self, path: Sequence[Node], num_pages: int) -> int:
         """The greatest legal page index: SWA live on the last min(p, ceil((W-1)/P)) pages below it."""
@@ -82,8 +84,9 @@ class SwaComponent:
         span = node.swa
         local = slice(start - node.start_page, start - node.start_page + len(own))
         tree_pages, locks = span.pages[local], span.locks[local]
-        self._note_held(span, local)
         num_dead = len(own) - _num_nonzero(tree_pages)
+        if num_dead < len(own):
+            self._note_held(span, local)
         self._num_tree_pages += num_dead
         self._num_locked_pages += len(own) - _num_nonzero(locks)
         locks += 1
@@ -191,8 +194,9 @@ class SwaComponent:
         """
         windows = pages = 0
         self._reclaim(num_pages)
+        if self.pool.num_free >= num_pages:
+            return windows, pages
         victims = self.order.victims()
-        # Asked before each victim, for to choose one costs more than to take what scraps there are.
         while self.pool.num_free < num_pages and (window := next(victims, None)) is not None:
             if self._num_locked_pages and self._is_locked(window):
                 continue
@@ -236,12 +240,17 @@ class SwaComponent:
 
     def _note_held(self, span: SwaSpan, local: slice) -> None:
         """These pages are about to be held: the scraps among them are none any more."""
-        if self._num_scrap_pages:
-            self._num_scrap_pages -= len(_scraps_in(span, local))
+        if not self._num_scrap_pages:
+            return
+        is_unheld = (span.refs[local] | span.locks[local]) == 0
+        if _num_nonzero(is_unheld):
+            self._num_scrap_pages -= _num_nonzero(span.pages[local][is_unheld])
 
     def _let_go(self, node: Node, local: slice) -> int:
         """Somebody gave these live pages up: free, or keep as scraps, what nobody holds. Returns how many."""
-        holders = node.swa.refs[local] | node.swa.locks[local]
+        holders, locks = node.swa.refs[local], node.swa.locks[local]
+        if _num_nonzero(locks):
+            holders = holders | locks
         count = len(holders) - _num_nonzero(holders)
         if not count:
             return 0
@@ -255,21 +264,19 @@ class SwaComponent:
 
     def _reclaim(self, num_pages: int) -> None:
         """Free scraps, oldest first, until num_pages are free or there are none."""
-        while self.pool.num_free < num_pages and self._num_scrap_pages:
-            # A run may be as long as a prompt, and a decode step wants one page: look no farther than needed.
-            run = self._scraps.take_oldest(max(64, num_pages - self.pool.num_free))
-            assert run is not None, "scraps are counted that no run covers"
-            for node, local in reversed(list(segments(run.node, run.start, run.end))):
-                wanted = num_pages - self.pool.num_free
-                if wanted <= 0:
-                    self._scraps.put_back(ScrapRun(run.node, node.start_page + local.start, run.end))
+        while (wanted := num_pages - self.pool.num_free) > 0 and self._num_scrap_pages:
+            run = self._scraps.oldest
+            # A decode step wants one page: take a few at once, but look no farther in a run as long as a prompt.
+            wanted = max(wanted, SCRAP_TOKENS_AT_ONCE // self.geometry.page_size)
+            end = min(run.end, run.start + max(64, wanted))
+            for node, local in reversed(list(segments(run.node, run.start, end))):
+                scraps = _scraps_in(node.swa, local)[:wanted]
+                self._free_scraps(node, scraps)
+                wanted -= len(scraps)
+                if not wanted:
+                    end = node.start_page + int(scraps[-1]) + 1
                     break
-                scraps = _scraps_in(node.swa, local)
-                self._free_scraps(node, scraps[:wanted])
-                if len(scraps) > wanted:
-                    first_left = node.start_page + int(scraps[wanted])
-                    self._scraps.put_back(ScrapRun(run.node, first_left, run.end))
-                    break
+            self._scraps.use_up(end)
 
     def _free_scraps(self, node: Node, scraps: Indices) -> None:
         self._num_scrap_pages -= len(scraps)
