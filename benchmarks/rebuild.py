@@ -158,10 +158,23 @@ def main() -> None:
 
 
 def save(rows: Sequence[Row]) -> None:
+    """Write rows beside those of other lengths and dtypes that this machine has measured before, today."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "rebuild.md").write_text(as_markdown(rows, machine_line()), encoding="utf-8")
-    figures = {"machine": machine_line(), "rows": [asdict(row) for row in rows]}
-    (RESULTS / "rebuild.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    path = RESULTS / "rebuild.json"
+    merged = {(row.dtype, row.full_hit): row for row in [*_saved_rows(path), *rows]}
+    ordered = [merged[key] for key in sorted(merged, key=lambda key: (key[0] != "float32", key))]
+    (RESULTS / "rebuild.md").write_text(as_markdown(ordered, machine_line()), encoding="utf-8")
+    figures = {"machine": machine_line(), "rows": [asdict(row) for row in ordered]}
+    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def _saved_rows(path: Path) -> list[Row]:
+    if not path.is_file():
+        return []
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    if figures["machine"] != machine_line():
+        return []
+    return [Row(**row) for row in figures["rows"]]
 
 
 if __name__ == "__main__":
