@@ -136,6 +136,11 @@ class PrefixCache:
             return None
         return PoolUse(swa.pool.capacity, swa.pool.num_free, swa.num_tree_pages, swa.num_locked_pages)
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the tree, over all namespaces."""
+        return len(self._tree.recency)
+
     def match(self, tokens: Tokens, namespace: str = "") -> Match:
         """How much of `tokens` is cached; at most len(tokens) - 1, so that one row is computed.
 
@@ -237,7 +242,7 @@ class PrefixCache:
         for covering in swa.windows_over(lease.tip, resume):
             swa.order.hit(covering)
         if self._retention.keeps_branch_points:
-            # Resumed inside another window's margin, at scraps, or at a running neighbour: worth its own window.
+            # Resumed inside another window's margin, at scraps or at a running neighbour: worth a window.
             self._keep(lease, Keep(resume * self.geometry.page_size, "branch"))
 
     def extend(self, lease: Lease, end: int) -> None:

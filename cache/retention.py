@@ -57,7 +57,7 @@ class AnchorRetention:
     """As BranchRetention, and the places that are likely forks by the shape of the prompt.
 
     The first anchor ends the system prompt and always stays. A later one stays if it lies a window or more
-    past the last kept end, for a nearer one is cheap to rebuild, and not under the margin of the tail's window.
+    past the last kept end, for a nearer one is cheap to rebuild, and not under the margin of the tail.
     """
 
     keeps_branch_points = True

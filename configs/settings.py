@@ -132,7 +132,7 @@ class ServeSettings:
         Literal["anchors", "branch", "tail"],
         Parameter(
             group=CACHE,
-            help="Which windows are kept. anchors: where a later prompt is likely to fork, and where one did; "
+            help="Which windows are kept. anchors: where a prompt is likely to fork, and where one did; "
             "branch: where one did; tail: at the ends of prompts only.",
         ),
     ] = "anchors"

@@ -44,12 +44,12 @@ class Staircase:
         return len(self.pattern)
 
     def live_from(self, full_hit: int, resume: int) -> int:
-        """The lowest position that is right in every layer once the rebuild is done; a multiple of the page."""
+        """The lowest position that is right in every layer after the rebuild; a multiple of the page."""
         wanted = max(0, full_hit - (self.window - 1))
         return max(resume, wanted - wanted % self.page_size)
 
     def first_rows(self, full_hit: int, resume: int) -> tuple[int, ...]:
-        """a[0] .. a[n], non-decreasing; a[0] is where the rebuild starts. All equal F when nothing is lost."""
+        """a[0] .. a[n], ascending; a[0] is where the rebuild starts. All equal F when nothing is lost."""
         return _first_rows(self, full_hit, resume)
 
     def start(self, full_hit: int, resume: int) -> int:

@@ -16,7 +16,7 @@ class WorkMeter:
         self._staircase = staircase
 
     def rows_of(self, spans: Iterable[Span]) -> int:
-        """What spans take of a step's budget: rows, those of rebuilds by the share of layers that run them."""
+        """What spans take of a step's budget: rows, those of rebuilds by the share of layers they run in."""
         return sum(self._rows(span) for span in spans)
 
     def _rows(self, span: Span) -> int:

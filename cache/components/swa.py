@@ -266,7 +266,7 @@ class SwaComponent:
         """Free scraps, oldest first, until num_pages are free or there are none."""
         while (wanted := num_pages - self.pool.num_free) > 0 and self._num_scrap_pages:
             run = self._scraps.oldest
-            # A decode step wants one page: take a few at once, but look no farther in a run as long as a prompt.
+            # A decode step wants one page: take a few at once, but do not look through a whole prompt.
             wanted = max(wanted, SCRAP_TOKENS_AT_ONCE // self.geometry.page_size)
             end = min(run.end, run.start + max(64, wanted))
             for node, local in reversed(list(segments(run.node, run.start, end))):

@@ -29,8 +29,10 @@ def run_prompt(
     return running
 
 
-def finish_prompt(world: CacheWorld, tokens: list[int], **kwargs: int) -> None:
-    world.finish(run_prompt(world, tokens, **kwargs))
+def finish_prompt(
+    world: CacheWorld, tokens: list[int], *, chunk: int = 10_000, decode: int = 0, namespace: str = ""
+) -> None:
+    world.finish(run_prompt(world, tokens, chunk, decode, namespace))
 
 
 def hit(world: CacheWorld, tokens: list[int], namespace: str = "") -> tuple[int, int, int | None]:
@@ -204,7 +206,7 @@ def test_neighbours_that_compute_the_same_prompt_share_one_copy() -> None:
 
 def test_namespaces_never_share() -> None:
     world = make_world()
-    finish_prompt(world, list(range(50)), namespace="salt:s")  # type: ignore[arg-type]
+    finish_prompt(world, list(range(50)), namespace="salt:s")
     assert hit(world, [*range(50), 1], "salt:s")[0] == 50
     assert hit(world, [*range(50), 1], "salt:t") == (0, 0, None)
     assert hit(world, [*range(50), 1]) == (0, 0, None)

@@ -199,7 +199,8 @@ def test_abort_in_every_phase_frees_everything(steps_before: int) -> None:
         world.step()
     world.abort(uid)
     world.step()
-    assert world.stories[uid].finish is not None and world.stories[uid].finish.reason == "abort"
+    finish = world.stories[uid].finish
+    assert finish is not None and finish.reason == "abort"
     assert world.scheduler.num_running == world.scheduler.num_waiting == 0
     assert world.cache.full_use.leased == 0
     world.finish_all()

@@ -78,7 +78,7 @@ class CheckingRunner:
 
     def _run_sequence(self, inputs: ForwardInput, index: int, row_hashes: NDArray[np.uint64]) -> None:
         rows = slice(int(inputs.q_indptr[index]), int(inputs.q_indptr[index + 1]))
-        positions = inputs.positions[rows]
+        positions = inputs.positions[rows].astype(np.int64)
         start, end = int(positions[0]), int(positions[-1]) + 1
         assert np.array_equal(positions, np.arange(start, end)), "positions of a sequence are consecutive"
         slots = {kind: self._slots(table, index) for kind, table in inputs.tables.items()}

@@ -11,7 +11,6 @@ import pytest
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import (
-    check_settings,
     default_model_name,
     engine_config,
     server_config,
