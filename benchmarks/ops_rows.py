@@ -42,6 +42,25 @@ def match_chain(length: int, page_size: int) -> float:
     return _match_us(world, [chain(world, length)])
 
 
+def lock_and_unlock(length: int, page_size: int) -> float:
+    """What the reference's lock and unlock do: protect a path and its last window from eviction, and undo."""
+    world = ample_world(page_size)
+    follow_up = _longer(world, chain(world, length))
+    match = world.cache.match(follow_up)
+    full, swa, tip = world.cache._full, world.cache._swa, match.path[-1]
+    assert swa is not None
+    end = match.resume_len // page_size
+    start = end - world.cache.geometry.pages_to_resume
+
+    def lock_and_undo() -> None:
+        full.pin(tip)
+        swa.lock(tip, start, end)
+        swa.unlock(tip, start, end)
+        full.unpin(tip)
+
+    return loop_us(lock_and_undo, num_calls=200)
+
+
 def acquire_and_release(length: int, page_size: int) -> float:
     """More than to lock and to unlock: the lease gets its page tables, and the order of use is brought up."""
     world = ample_world(page_size)
@@ -57,9 +76,8 @@ def acquire_and_release(length: int, page_size: int) -> float:
 
 
 def insert_fresh(length: int, page_size: int) -> float:
-    """All that follows the forward pass: insert, adopt, keep a window, let go of the rest, release."""
     world = ample_world(page_size)
-    return _release_us(world, lambda: world.tokens(length))
+    return _commit_us(world, lambda: world.tokens(length))
 
 
 def forest_match(length: int, page_size: int) -> float:
@@ -79,7 +97,7 @@ def forest_miss(page_size: int) -> float:
 def forest_insert(page_size: int) -> float:
     grown = _forest(page_size)
     prompts = iter(_sample(grown))
-    return _release_us(grown.world, lambda: np.concatenate([next(prompts), grown.world.tokens(128)]))
+    return _commit_us(grown.world, lambda: np.concatenate([next(prompts), grown.world.tokens(128)]))
 
 
 def forest_build(page_size: int) -> float:
@@ -111,8 +129,10 @@ OPERATIONS: dict[str, Operation] = {
     "match, hit, 32,768 tokens, 2-node path": partial(match_one_prompt, 32768),
     "match, hit, 4,096 tokens, 16-node chain": partial(match_chain, 4096),
     "match, hit, 32,768 tokens, 128-node chain": partial(match_chain, 32768),
-    "lock + unlock, 16-node chain": partial(acquire_and_release, 4096),
-    "lock + unlock, 128-node chain": partial(acquire_and_release, 32768),
+    "lock + unlock, 16-node chain": partial(lock_and_unlock, 4096),
+    "lock + unlock, 128-node chain": partial(lock_and_unlock, 32768),
+    "acquire + release, 16-node chain": partial(acquire_and_release, 4096),
+    "acquire + release, 128-node chain": partial(acquire_and_release, 32768),
     "insert, fresh 4,096 tokens": partial(insert_fresh, 4096),
     "insert, fresh 32,768 tokens": partial(insert_fresh, 32768),
     "match, hit, 1,152 tokens, 10k-node forest": partial(forest_match, 1152),
@@ -121,9 +141,10 @@ OPERATIONS: dict[str, Operation] = {
     "match, hit, 32,768 tokens, 10k-node forest": partial(forest_match, 32768),
     "insert, 1,152 shared + 128 new, 10k-node forest": forest_insert,
     "match + alloc + insert per prompt while building the forest": forest_build,
-    "evict 1,024 SWA tokens, tree only, 10k-node forest": partial(evict_swa, "cost", 1024),
-    "evict 16,384 SWA tokens, tree only, 10k-node forest": partial(evict_swa, "cost", 16384),
-    "evict 1,024 SWA tokens, policy lru, 10k-node forest": partial(evict_swa, "lru", 1024),
+    "evict 1,024 SWA tokens, tree only, 10k-node forest": partial(evict_swa, "lru", 1024),
+    "evict 16,384 SWA tokens, tree only, 10k-node forest": partial(evict_swa, "lru", 16384),
+    "evict 1,024 SWA tokens by cost": partial(evict_swa, "cost", 1024),
+    "evict 16,384 SWA tokens by cost": partial(evict_swa, "cost", 16384),
     "evict 1,024 Full tokens, tree only, 10k-node forest": partial(evict_full, 1024),
     "evict 16,384 Full tokens, tree only, 10k-node forest": partial(evict_full, 16384),
     "all cache work per request, shared 2048": partial(replay, "shared"),
@@ -138,12 +159,18 @@ def _match_us(world: World, prompts: list[Tokens]) -> float:
     return loop_us(lambda: world.cache.match(next(follow_ups)), num_calls=400)
 
 
-def _release_us(world: World, make: Callable[[], Tokens]) -> float:
-    def prepare() -> tuple[Lease, Tokens]:
-        tokens = make()
-        return world.prefilled(tokens), tokens
+def _commit_us(world: World, make: Callable[[], Tokens]) -> float:
+    """What follows a prefill: insert, adopt, keep a window, let go of what left it."""
+    open_lease: list[tuple[Lease, Tokens]] = []
 
-    return each_us(prepare, lambda made: world.cache.release(made[0], made[1], len(made[1])))
+    def prepare() -> tuple[Lease, Tokens]:
+        for lease, tokens in open_lease:
+            world.cache.release(lease, tokens, len(tokens))
+        tokens = make()
+        open_lease[:] = [(world.prefilled(tokens), tokens)]
+        return open_lease[0]
+
+    return each_us(prepare, lambda made: world.cache.commit(made[0], made[1], len(made[1])))
 
 
 def _evict_us(num_tokens: int, page_size: int, slots: PoolSlots, eviction: str) -> float:

@@ -17,7 +17,7 @@ from forkpoint.scheduler.traces import TraceRequest
 Tokens = NDArray[np.int32]
 LAYERS = "SSSSSF" * 3
 CHUNK = 3072
-# Of the forest: prompts of a group share GROUP tokens and end in LEAF of their own; TURN is what is added next.
+# Of the forest: prompts of a group share GROUP tokens and end in LEAF of their own.
 NUM_GROUPS, GROUP, LEAVES_PER_GROUP, LEAF = 100, 1024, 99, 128
 FOREST_TOKENS = NUM_GROUPS * (GROUP + LEAVES_PER_GROUP * LEAF)
 
