@@ -150,7 +150,10 @@ class ServeSettings:
     ] = False
     rebuild_depth: Annotated[
         int | Literal["exact"],
-        Parameter(group=CACHE, help="Rebuild only so many windows: cheaper and NOT exact; measure it first."),
+        Parameter(
+            group=CACHE,
+            help="Rebuild only so many windows: NOT exact; see `forkpoint measure-rebuild` first.",
+        ),
     ] = "exact"
 
     log_level: Annotated[
