@@ -145,6 +145,8 @@ class RebuildWorld:
         for window in list(swa.order.victims()):
             if keep_below is None or window.end_page * size > keep_below:
                 swa.drop_window(window)
+        # What nobody holds any more may stay live as scraps: these go, and no window more.
+        swa.evict(swa.pool.num_free + swa.num_scrap_pages)
         self.poison_free_pages()
 
     def poison_free_pages(self) -> None:
