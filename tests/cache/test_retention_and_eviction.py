@@ -178,7 +178,7 @@ def test_pages_that_are_really_freed_count() -> None:
 def test_age_halves_a_window_s_worth() -> None:
     market = Market()
     old = market.add("branch", cost=300)
-    market.time = 2000  # one half-life of two pools
+    market.time = 2500  # one half-life of two and a half pools
     new = market.add("branch", cost=200)
     assert market.victims() == [old, new]
 
