@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.cache_world import CacheWorld, random_step, random_world
+from support.cache_world import CacheWorld, Running, random_step, random_world
 
 from forkpoint.cache import CacheGeometry
 
@@ -81,3 +81,38 @@ def test_random_operations_keep_every_promise(seed: int) -> None:
     for _ in range(100):
         random_step(world, rng)
     world.drain()
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [
+        (7, "a window of one position borrows no page"),
+        (143, "scraps above a leaf that was evicted since were never reclaimed"),
+    ],
+)
+def test_seeds_that_once_found_a_fault(seed: int, fault: str) -> None:
+    rng = random.Random(seed)
+    world = random_world(rng)
+    for _ in range(250):
+        random_step(world, rng)
+    world.drain()
+
+
+def test_scraps_above_an_evicted_leaf_can_still_be_reclaimed() -> None:
+    world = CacheWorld(CacheGeometry(1, 4), full_pages=150, swa_pages=120, retention="tail", eviction="cost")
+    # The prompt's scraps are remembered at its leaf; a fork cuts the leaf, and full pressure evicts the rest.
+    world.finish(_prefilled(world, list(range(100))))
+    world.finish(_prefilled(world, [*range(50), 777]))
+    world.finish(_prefilled(world, list(range(500, 560))))
+    swa = world.cache.swa_use
+    assert swa is not None
+    running = _prefilled(world, list(range(900, 1000)))
+    world.finish(running)
+    world.drain()
+
+
+def _prefilled(world: CacheWorld, tokens: list[int]) -> Running:
+    running = world.start(tokens)
+    while running.num_computed < len(tokens):
+        assert world.compute(running, 40)
+    return running
