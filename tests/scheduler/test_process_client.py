@@ -6,49 +6,24 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.checking_runner import expected_continuation
-from support.engine_world import VOCAB_SIZE, EngineWorld
+from support.engine_entries import die_at_once, serve_broken_model, serve_checked
+from support.engine_world import VOCAB_SIZE
 
-from forkpoint.cache import CacheGeometry
 from forkpoint.configs.errors import EngineDied, EngineLoading, ModelLoadError, QueueFull
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.scheduler import process_client
 from forkpoint.scheduler.client import EngineState, TokenMailbox
-from forkpoint.scheduler.engine import Engine
-from forkpoint.scheduler.engine_process import serve_pipe
 from forkpoint.scheduler.messages import Finish, LoadProgress, Submit
 from forkpoint.scheduler.process_client import ProcessEngine
 
 CONFIG = EngineConfig(model_dir=Path("unused"))
 PATIENCE_S = 60.0
-
-
-def build_checked(_: EngineConfig, progress: Callable[[LoadProgress], None]) -> Engine:
-    progress(LoadProgress("loading weights", 1, 1))
-    world = EngineWorld(CacheGeometry(4, 16), full_pages=500, swa_pages=200, max_rows=64, max_running=2)
-    return world.engine
-
-
-def serve_checked(config: EngineConfig, inbox: Connection, outbox: Connection) -> None:
-    serve_pipe(config, inbox, outbox, build_checked)
-
-
-def build_nothing(_: EngineConfig, progress: Callable[[LoadProgress], None]) -> Engine:
-    raise ModelLoadError("tensor model.norm.weight is missing", hint="fetch it again")
-
-
-def serve_broken_model(config: EngineConfig, inbox: Connection, outbox: Connection) -> None:
-    serve_pipe(config, inbox, outbox, build_nothing)
-
-
-def die_at_once(config: EngineConfig, inbox: Connection, outbox: Connection) -> None:
-    os._exit(9)
 
 
 def submit(uid: int, prompt: list[int], max_tokens: int) -> Submit:
