@@ -42,7 +42,7 @@ def test_long_decode_holds_one_window_and_gives_all_pages_back(fragments: Served
     assert answers[0]["usage"]["completion_tokens"] == NUM_TOKENS
     assert len(held) > 100
     assert WINDOW - 1 <= max(held) <= MOST_RESTING_SLOTS + 1e-6
-    # The tree has the prompt's window and scraps, and at the end, which the last samples may see, one window more.
+    # The tree has the prompt's window and scraps; at the end, which the last samples may see, a window more.
     assert max(in_tree) <= PROMPT_LEN + MOST_RESTING_SLOTS
     fragments.flush()
     assert fragments.pool("swa")["free"] == SWA_SLOTS
