@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import os
 
-# As in the engine process: threads that spin at barriers slow each other and the servers under test down.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# As in the engine process: threads that spin for long slow each other and the servers under test down.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
