@@ -34,9 +34,10 @@ def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connecti
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    # torch's threads spin long at barriers by default, and share the cores with the API process. A short spin is
-    # as fast alone, and stays so beside others: prefill of 512 tokens / decode of one on two cores with two busy
-    # neighbours took 8.7 s / 281 ms by default, 1.1 s / 65 ms so, 1.3 s / 99 ms without spinning (November 2026).
+    # torch's threads spin long at barriers by default, and share the cores with the API process. A short
+    # spin is as fast alone, and stays so beside others: prefill of 512 tokens / decode of one on two cores
+    # with two busy neighbours took 8.7 s / 281 ms by default, 1.1 s / 65 ms so, 1.3 s / 99 ms without any
+    # spinning (November 2026).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     from forkpoint.model.device import set_num_threads
