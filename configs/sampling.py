@@ -17,9 +17,16 @@ class SamplingParams:
 
     temperature: 0 means argmax (lowest id wins a tie). top_k: 0 means off. top_p: 1 means off.
     min_p: 0 means off. seed: random draws depend only on (seed, choice, position).
-    max_tokens: at least 1; the server has clamped it to the room left.
+    max_tokens: at least 1 (0 only with scores_prompt); the server has clamped it to the room left.
     stop_token_ids: sampling one of them ends the sequence with reason `stop`; the end-of-text ids of the
     model are part of it unless the request set `ignore_eos`.
+    min_tokens: none of stop_token_ids can be sampled before this many tokens were.
+    presence_penalty, frequency_penalty: subtracted from the logits of generated tokens, once and per
+    occurrence. repetition_penalty: divides positive and multiplies negative logits of the tokens of prompt and
+    output (Keskar et al. 2019). logit_bias: (token id, value) pairs added to the logits before temperature.
+    num_logprobs: report the log-probability of each sampled token and this many most likely ones; None: do
+    not. They are of the raw logits, before everything above. scores_prompt: report the prompt's tokens too.
+    grammar: what the output must match, as llguidance's JSON text; None: anything.
     """
 
     seed: int
@@ -29,6 +36,14 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    scores_prompt: bool = False
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         _require_range("temperature", self.temperature, 0.0, 2.0)
@@ -38,7 +53,7 @@ class SamplingParams:
             raise RequestError("top_p is 0; it must be in (0, 1]", param="top_p")
         if self.top_k < 0:
             raise RequestError(f"top_k is {self.top_k}; it must be 0 (off) or more", param="top_k")
-        if self.max_tokens < 1:
+        if self.max_tokens < (0 if self.scores_prompt else 1):
             raise RequestError(f"max_tokens is {self.max_tokens}; it must be 1 or more", param="max_tokens")
         if not MIN_SEED <= self.seed <= MAX_SEED:
             raise RequestError("seed does not fit in 64 bits", param="seed")

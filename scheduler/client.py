@@ -14,9 +14,11 @@ from forkpoint.scheduler.messages import (
     EngineStats,
     Finish,
     LoadProgress,
+    PromptScores,
     Started,
     StepTokens,
     Submit,
+    TokenLogprobs,
 )
 
 
@@ -32,11 +34,14 @@ class TokenDelta:
     """News of one sequence since the last read: tokens merged when the reader was slow.
 
     started is set with the first delta, and again when its numbers grow. finish is set once, with the last.
+    logprobs: of `tokens`, one place each, if they were asked for. prompt_scores: pieces as they came.
     """
 
     tokens: tuple[int, ...]
     started: Started | None
     finish: Finish | None
+    logprobs: TokenLogprobs | None = None
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 class TokenMailbox:
@@ -47,13 +52,25 @@ class TokenMailbox:
         self._tokens: list[int] = []
         self._started: Started | None = None
         self._finish: Finish | None = None
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_scores: list[PromptScores] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
 
     def put(
-        self, tokens: tuple[int, ...] = (), *, started: Started | None = None, finish: Finish | None = None
+        self,
+        tokens: tuple[int, ...] = (),
+        *,
+        started: Started | None = None,
+        finish: Finish | None = None,
+        logprobs: TokenLogprobs | None = None,
+        prompt_scores: tuple[PromptScores, ...] = (),
     ) -> None:
+        """logprobs: one place for each of `tokens`, with every put() of a sequence that asked for them."""
         self._tokens.extend(tokens)
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+        self._prompt_scores.extend(prompt_scores)
         self._started = started or self._started
         self._finish = finish or self._finish
         self._news.set()
@@ -68,10 +85,15 @@ class TokenMailbox:
         await self._news.wait()
         if self._error is None:
             self._news.clear()
-        if not self._tokens and self._finish is None and self._started is None and self._error is not None:
+        has_news = self._tokens or self._finish or self._started or self._prompt_scores
+        if not has_news and self._error is not None:
             raise self._error
-        delta = TokenDelta(tuple(self._tokens), self._started, self._finish)
+        logprobs = TokenLogprobs.join(self._logprobs) if self._logprobs else None
+        delta = TokenDelta(
+            tuple(self._tokens), self._started, self._finish, logprobs, tuple(self._prompt_scores)
+        )
         self._tokens, self._started, self._finish = [], None, None
+        self._logprobs, self._prompt_scores = [], []
         return delta
 
 

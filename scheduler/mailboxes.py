@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from forkpoint.configs.errors import QueueFull
 from forkpoint.scheduler.client import TokenMailbox
-from forkpoint.scheduler.messages import EngineStats, Finish, Started, StepTokens
+from forkpoint.scheduler.messages import EngineStats, Finish, StepTokens
 
 
 class Mailboxes:
@@ -52,26 +52,19 @@ class Mailboxes:
         """Hand out one step. A sequence's start, token and finish of one step arrive as one delta."""
         self.stats = step.stats
         for start in step.started:
-            self._put(start.uid, started=start)
+            if (mailbox := self._open.get(start.uid)) is not None:
+                mailbox.put(started=start)
+        for scores in step.prompt_scores:
+            if (mailbox := self._open.get(scores.uid)) is not None:
+                mailbox.put(prompt_scores=(scores,))
         for uid, token in zip(step.uids.tolist(), step.tokens.tolist(), strict=True):
-            self._put(uid, tokens=(token,))
+            if (mailbox := self._open.get(uid)) is not None:
+                mailbox.put((token,), logprobs=step.logprobs.get(uid))
         for finish in step.finished:
-            self._put(finish.uid, finish=finish)
-            self._open.pop(finish.uid, None)
+            if (mailbox := self._open.pop(finish.uid, None)) is not None:
+                mailbox.put(finish=finish)
         for listener in self._step_listeners:
             listener(step)
-
-    def _put(
-        self,
-        uid: int,
-        tokens: tuple[int, ...] = (),
-        *,
-        started: Started | None = None,
-        finish: Finish | None = None,
-    ) -> None:
-        mailbox = self._open.get(uid)
-        if mailbox is not None:
-            mailbox.put(tokens, started=started, finish=finish)
 
     def fail_all(self, error: Exception) -> None:
         """The engine is gone: every open mailbox raises `error` after what it has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -164,9 +165,47 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at N places of one sequence: log-softmax of the raw logits, -inf where it is that.
+
+    token_logprobs: [N] float32, of the token that is there. top_ids: [N, k] int32, the k most likely tokens,
+    falling, the lowest id first among equals. top_logprobs: [N, k] float32.
+    """
+
+    token_logprobs: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+    top_logprobs: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.token_logprobs)
+
+    @classmethod
+    def join(cls, parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
+        """All places of `parts`, in order; at least one part, all with the same k."""
+        return cls(
+            np.concatenate([part.token_logprobs for part in parts]),
+            np.concatenate([part.top_ids for part in parts]),
+            np.concatenate([part.top_logprobs for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of a sequence's prompt tokens from position `start` on (its first token has none).
+
+    Comes in pieces, in order, all of them before or with the sequence's first token or its Finish.
+    """
+
+    uid: int
+    start: int
+    logprobs: TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """What one step did, in columns: tokens[i] was sampled for uids[i] (at most one per uid).
 
+    logprobs: by uid, of the sampled token of each sequence that asked for them (N = 1).
     A sequence's first Started comes with or before its first token, its Finish with or after its last.
     """
 
@@ -178,6 +217,8 @@ class StepTokens:
     step_s: float = 0.0
     num_prefill_rows: int = 0
     num_decode_rows: int = 0
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
