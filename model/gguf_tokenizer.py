@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     GGUF_PRE_TOKENIZER_SPLITS,
@@ -27,6 +28,8 @@ END_OF_TURN_TOKENS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|
 # Byte-level vocabularies of Llama 3 want BOS though their files seldom say so (as in llama.cpp).
 _PRE_TOKENIZERS_WITH_BOS = frozenset({"llama3", "llama-v3", "llama-bpe"})
 _GPT2_SPLITS = frozenset({"default", "gpt-2"})
+# Split as gpt-2, and every digit for itself (as in llama.cpp); transformers would leave out the digits.
+_SINGLE_DIGIT_SPLITS = frozenset({"smollm"})
 _TOKEN_FIELDS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -53,6 +56,13 @@ def write_tokenizer(
         tokenizer, _ = convert_gguf_tokenizer(architecture, described)
     except ValueError as exc:
         raise ModelLoadError(f"the GGUF file's tokenizer cannot be used: {exc}") from exc
+    if metadata.get("tokenizer.ggml.pre") in _SINGLE_DIGIT_SPLITS:
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
     named = {name: tokens[metadata[key]] for name, key in _TOKEN_FIELDS.items() if key in metadata}
     has_bos = _adds_bos(metadata) and "bos_token" in named
     if has_bos:
@@ -87,9 +97,10 @@ def _refuse_unknown(metadata: Mapping[str, Any], architecture: str) -> None:
         if f"tokenizer.ggml.{key}" not in metadata:
             raise ModelLoadError(f"the GGUF file has no tokenizer.ggml.{key}", hint="is the file complete?")
     model, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
-    if model == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS.keys() | _GPT2_SPLITS:
+    known_splits = GGUF_PRE_TOKENIZER_SPLITS.keys() | _GPT2_SPLITS | _SINGLE_DIGIT_SPLITS
+    if model == "gpt2" and split not in known_splits:
         raise ModelLoadError(
-            f"the GGUF file splits text as {split!r}, which transformers does not know",
+            f"the GGUF file splits text as {split!r}, which is not known here",
             hint="serve the original checkpoint (a directory with tokenizer.json) instead",
         )
     has_no_space = metadata.get("tokenizer.ggml.add_space_prefix") is False

