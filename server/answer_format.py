@@ -1,12 +1,14 @@
-"""What the two APIs have in common in the shape of their answers; chat.py and completions.py fill it in."""
+"""What the APIs have in common in the shape of their answers; chat.py and completions.py fill it in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from forkpoint.server.choice import ChoiceEvent, ChoiceFinished
+from forkpoint.server.choice import ChoiceDelta, ChoiceEvent, ChoiceFinished, ChoicePrompt
+from forkpoint.server.message_pieces import CallPiece, ContentPiece, ReasoningPiece
+from forkpoint.server.token_entries import TokenEntry
 from forkpoint.server.usage import Usage
 
 WireObject = dict[str, object]
@@ -25,20 +27,81 @@ class AnswerHead:
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedText:
-    """One choice of a non-streaming answer."""
+class ToolCall:
+    """One call that the model makes. arguments: JSON text."""
 
-    text: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedChoice:
+    """One choice of a non-streaming answer. entries: of its tokens, prompt_entries of the prompt's."""
+
+    content: str
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    entries: tuple[TokenEntry, ...]
+    prompt_entries: tuple[TokenEntry, ...]
     finish: ChoiceFinished
 
 
+@dataclass
+class ChoiceCollector:
+    """Puts the events of one choice together. Mutable until finished() is called."""
+
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _names: list[str] = field(default_factory=list)
+    _arguments: list[list[str]] = field(default_factory=list)
+    _entries: list[TokenEntry] = field(default_factory=list)
+    _prompt_entries: tuple[TokenEntry, ...] = ()
+    _finish: ChoiceFinished | None = None
+
+    def add(self, event: ChoiceEvent) -> None:
+        match event:
+            case ChoicePrompt(entries=entries):
+                self._prompt_entries = entries
+            case ChoiceDelta(pieces=pieces, entries=entries):
+                self._entries.extend(entries)
+                for piece in pieces:
+                    match piece:
+                        case ContentPiece(text):
+                            self._content.append(text)
+                        case ReasoningPiece(text):
+                            self._reasoning.append(text)
+                        case CallPiece():
+                            self._add_call(piece)
+            case ChoiceFinished():
+                self._finish = event
+
+    def finished(self) -> FinishedChoice:
+        """All of it; the choice must have ended."""
+        assert self._finish is not None, "a choice ends with ChoiceFinished"
+        arguments = ["".join(pieces) for pieces in self._arguments]
+        return FinishedChoice(
+            "".join(self._content),
+            "".join(self._reasoning),
+            tuple(map(ToolCall, self._names, arguments)),
+            tuple(self._entries),
+            self._prompt_entries,
+            self._finish,
+        )
+
+    def _add_call(self, piece: CallPiece) -> None:
+        if piece.name is not None:
+            self._names.append(piece.name)
+            self._arguments.append([])
+        self._arguments[piece.call_index].append(piece.arguments)
+
+
 class AnswerFormat(Protocol):
-    """How one request is answered, as one object or in chunks."""
+    """How one request is answered, as one object or in chunks. May remember what it has sent of a stream."""
 
-    def answer(self, choices: Sequence[FinishedText], usage: Usage) -> WireObject: ...
+    def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> WireObject: ...
 
-    def chunk(self, event: ChoiceEvent) -> WireObject | None:
-        """None for an event that this API does not show."""
+    def chunks(self, event: ChoiceEvent) -> Sequence[WireObject]:
+        """None, one or several chunks for one event."""
         ...
 
     def usage_chunk(self, usage: Usage) -> WireObject: ...

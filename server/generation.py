@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.scheduler.client import EngineClient
 from forkpoint.scheduler.messages import Submit
-from forkpoint.server.choice import Choice, ChoiceEnding, ChoiceEvent, ChoiceFinished
+from forkpoint.server.choice import Choice, ChoiceEnding, ChoiceEvent, ChoiceFinished, ChoiceReading, Echo
 from forkpoint.server.generation_fields import GenerationOptions
 from forkpoint.server.prompts import TokenIds
 from forkpoint.server.request_metrics import RequestTimer
@@ -25,11 +25,13 @@ class Prompt:
     """One prompt of a request, with the parameters its choices share.
 
     anchors: see Submit. A text completion has none but its end, which is kept anyway.
+    text: of the prompt, where the answer repeats it.
     """
 
     token_ids: TokenIds
     params: SamplingParams
     anchors: tuple[int, ...] = ()
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class GenerationRequest:
 
     options: GenerationOptions
     prompts: tuple[Prompt, ...]
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt of the choice with this index."""
+        return self.prompts[index // self.options.num_choices]
 
 
 class Generator:
@@ -76,13 +82,19 @@ class Generator:
                 anchors=prompt.anchors,
             )
         )
-        return Choice(
-            index,
-            mailbox,
-            self._tokenizer.detokenizer(skip_special_tokens=options.skips_special_tokens),
+        return Choice(index, mailbox, self._reading(options, prompt), timer.choice())
+
+    def _reading(self, options: GenerationOptions, prompt: Prompt) -> ChoiceReading:
+        return ChoiceReading(
+            self._tokenizer.detokenizer(
+                skip_special_tokens=options.skips_special_tokens,
+                shown_special_tokens=options.shown_special_tokens,
+            ),
             StopMatcher(options.stops, include_stop=options.includes_stop),
             ChoiceEnding(options.end_token_ids, options.stop_token_ids),
-            timer.choice(),
+            min_tokens=options.min_tokens,
+            parser=None if options.new_parser is None else options.new_parser(),
+            echo=Echo(prompt.token_ids, self._tokenizer.detokenizer()) if options.echoes else None,
         )
 
 
@@ -104,6 +116,7 @@ class Generation:
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=sum(each.cached_tokens for each in started),
             rebuilt_tokens=sum(each.rebuilt_tokens for each in started),
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from forkpoint.configs.errors import RequestError
 from forkpoint.configs.sampling import MAX_SEED, MIN_SEED, SamplingParams
 from forkpoint.server.errors import clip
 from forkpoint.server.fields import Fields, json_type
+from forkpoint.server.message_pieces import NewParser
 
 MAX_CHOICES = 128
 MAX_STOPS = 16
@@ -17,6 +19,12 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_SALT_CHARS = 128
+MAX_LOGIT_BIASES = 4096
+MAX_BIAS = 100.0
+# Far beyond what anybody uses; a bound so that no logit overflows.
+MAX_REPETITION_PENALTY = 1e6
+# OpenAI's bound; both APIs have it.
+MAX_LOGPROBS = 20
 _MAX_INT = 2**63 - 1
 
 
@@ -26,7 +34,10 @@ class GenerationOptions:
 
     model: the served name to answer with. max_tokens: as asked, None if not. stop_token_ids: the request's
     own. end_token_ids: all that end a sequence, the model's end-of-text ids included unless ignored.
-    namespace: what may share cached state with this request (Submit.namespace).
+    namespace: what may share cached state with this request (Submit.namespace). num_logprobs: see
+    SamplingParams. echoes: the answer begins with the prompt. grammar: what the output must match.
+    new_parser: makes the parser of each choice; None: all text is content. shown_special_tokens: special
+    tokens that a parser must see although others are skipped.
     """
 
     model: str
@@ -46,9 +57,19 @@ class GenerationOptions:
     has_continuous_usage: bool
     includes_stop: bool
     skips_special_tokens: bool
+    min_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    num_logprobs: int | None = None
+    echoes: bool = False
+    grammar: str | None = None
+    new_parser: NewParser | None = None
+    shown_special_tokens: frozenset[str] = frozenset()
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """The parameters of one sequence; max_tokens is what Limits allows it."""
+        """The parameters of one sequence; max_tokens is what Limits allows it. Raises RequestError."""
         return SamplingParams(
             seed=self.seed,
             max_tokens=max_tokens,
@@ -57,6 +78,15 @@ class GenerationOptions:
             top_k=self.top_k,
             min_p=self.min_p,
             stop_token_ids=self.end_token_ids,
+            # An answer that the context cuts short cannot be longer than that either.
+            min_tokens=min(self.min_tokens, max_tokens),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            num_logprobs=self.num_logprobs,
+            scores_prompt=self.echoes and (self.num_logprobs is not None or max_tokens == 0),
+            grammar=self.grammar,
         )
 
 
@@ -66,6 +96,7 @@ def read_generation_options(
     served_names: Sequence[str],
     eos_token_ids: frozenset[int],
     vocab_size: int,
+    least_max_tokens: int = 1,
 ) -> GenerationOptions:
     """Validate the shared fields. Raises RequestError: 404 for an unknown model, else 400."""
     fields = Fields(body)
@@ -80,12 +111,17 @@ def read_generation_options(
         raise fields.error("top_p", "is 0; it must be in (0, 1]")
     seed = fields.integer("seed", low=MIN_SEED, high=MAX_SEED)
     salt = fields.string("cache_salt", max_chars=MAX_SALT_CHARS)
-    max_tokens = fields.integer("max_tokens", low=1, high=_MAX_INT)
-    max_completion_tokens = fields.integer("max_completion_tokens", low=1, high=_MAX_INT)
+    max_tokens = fields.integer("max_tokens", low=least_max_tokens, high=_MAX_INT)
+    max_completion_tokens = fields.integer("max_completion_tokens", low=least_max_tokens, high=_MAX_INT)
+    if max_completion_tokens is not None:
+        max_tokens = max_completion_tokens
+    min_tokens = fields.integer("min_tokens", low=0, high=_MAX_INT) or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise fields.error("min_tokens", f"is {min_tokens}, more than max_tokens {max_tokens}")
     return GenerationOptions(
         model=model,
         num_choices=fields.integer("n", low=1, high=MAX_CHOICES) or 1,
-        max_tokens=max_tokens if max_completion_tokens is None else max_completion_tokens,
+        max_tokens=max_tokens,
         temperature=fields.number("temperature", default=1.0, low=0.0, high=2.0),
         top_p=top_p,
         top_k=0 if top_k is None else max(top_k, 0),
@@ -101,6 +137,13 @@ def read_generation_options(
         has_continuous_usage=has_continuous_usage,
         includes_stop=fields.boolean("include_stop_str_in_output", default=False),
         skips_special_tokens=fields.boolean("skip_special_tokens", default=True),
+        min_tokens=min_tokens,
+        presence_penalty=fields.number("presence_penalty", default=0.0, low=-2.0, high=2.0),
+        frequency_penalty=fields.number("frequency_penalty", default=0.0, low=-2.0, high=2.0),
+        repetition_penalty=fields.number(
+            "repetition_penalty", default=1.0, low=1 / MAX_REPETITION_PENALTY, high=MAX_REPETITION_PENALTY
+        ),
+        logit_bias=_read_logit_bias(fields, vocab_size),
     )
 
 
@@ -149,6 +192,31 @@ def _read_stops(fields: Fields) -> tuple[str, ...]:
                 "stop", f"has a string of {len(stop)} characters; at most {MAX_STOP_CHARS} are allowed"
             )
     return tuple(stops)
+
+
+def _read_logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return ()
+    if len(biases.values) > MAX_LOGIT_BIASES:
+        raise fields.error(
+            "logit_bias", f"has {len(biases.values)} ids; at most {MAX_LOGIT_BIASES} are allowed"
+        )
+    by_id: dict[int, float] = {}
+    for key in biases.values:
+        # int() would take "1_0", " 7" and the digits of other scripts; 20 digits are beyond every vocabulary.
+        token_id = int(key) if key.isascii() and key.isdigit() and len(key) <= 20 else -1
+        if not 0 <= token_id < vocab_size:
+            raise fields.error(
+                "logit_bias", f"has the key {clip(repr(key), 60)}; keys are token ids in [0, {vocab_size})"
+            )
+        value = biases.number(clip(key, 60), default=math.nan, low=-MAX_BIAS, high=MAX_BIAS)
+        if math.isnan(value):
+            raise fields.error("logit_bias", f"has no number for the id {token_id}")
+        if token_id in by_id:  # "7" and "07"
+            raise fields.error("logit_bias", f"names the id {token_id} twice")
+        by_id[token_id] = value
+    return tuple(by_id.items())
 
 
 def _read_stop_token_ids(fields: Fields, vocab_size: int) -> frozenset[int]:

@@ -13,8 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forkpoint.server.answer_format import AnswerFormat, FinishedText
-from forkpoint.server.choice import ChoiceFinished, ChoiceText
+from forkpoint.server.answer_format import AnswerFormat, ChoiceCollector
 from forkpoint.server.errors import ClientGone, ErrorReply
 from forkpoint.server.generation import Generation, GenerationRequest
 from forkpoint.server.generation_fields import GenerationOptions
@@ -119,15 +118,11 @@ class GenerationResponse(Response):
 
 
 async def _collect(generation: Generation, answer_format: AnswerFormat, send: Send) -> None:
-    pieces: list[list[str]] = [[] for _ in generation.choices]
-    finishes: dict[int, ChoiceFinished] = {}
+    collectors = [ChoiceCollector() for _ in generation.choices]
     async with aclosing(generation.events()) as events:
         async for event in events:
-            if isinstance(event, ChoiceText):
-                pieces[event.index].append(event.text)
-            elif isinstance(event, ChoiceFinished):
-                finishes[event.index] = event
-    choices = [FinishedText("".join(texts), finishes[i]) for i, texts in enumerate(pieces)]
+            collectors[event.index].add(event)
+    choices = [collector.finished() for collector in collectors]
     body = orjson.dumps(answer_format.answer(choices, generation.usage))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -139,13 +134,11 @@ async def _stream(
 ) -> None:
     async with aclosing(generation.events()) as events:
         async for event in events:
-            chunk = answer_format.chunk(event)
-            if chunk is None:
-                continue
-            if options.has_usage:
-                # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
-                chunk["usage"] = generation.usage.as_json() if options.has_continuous_usage else None
-            await stream.write(encode_event(chunk))
+            for chunk in answer_format.chunks(event):
+                if options.has_usage:
+                    # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
+                    chunk["usage"] = generation.usage.as_json() if options.has_continuous_usage else None
+                await stream.write(encode_event(chunk))
     if options.has_usage:
         await stream.write(encode_event(answer_format.usage_chunk(generation.usage)))
     await stream.finish()

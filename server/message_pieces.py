@@ -6,7 +6,7 @@ that chooses them. Without a parser all text is content.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,3 +59,21 @@ class MessageParser(Protocol):
 
 
 NewParser = Callable[[], MessageParser]
+
+
+def joined(pieces: Sequence[MessagePiece]) -> tuple[MessagePiece, ...]:
+    """The same news in as few pieces as possible: neighbours of one kind, or of one call, become one."""
+    result: list[MessagePiece] = []
+    for piece in pieces:
+        match (result[-1] if result else None, piece):
+            case (ContentPiece(before), ContentPiece(text)):
+                result[-1] = ContentPiece(before + text)
+            case (ReasoningPiece(before), ReasoningPiece(text)):
+                result[-1] = ReasoningPiece(before + text)
+            case (CallPiece(call, name, before), CallPiece(call_index=same, name=None, arguments=text)) if (
+                call == same
+            ):
+                result[-1] = CallPiece(call, name, before + text)
+            case _:
+                result.append(piece)
+    return tuple(result)

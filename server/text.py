@@ -16,8 +16,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from forkpoint.configs.errors import ModelLoadError, RequestError
+from forkpoint.configs.token_bytes import DecodingRules
 from forkpoint.server.detokenize import IncrementalDetokenizer
-from forkpoint.server.token_bytes import DecodingRules
 
 # Normalisers that make no text shorter, as sentencepiece's "▁" for a space.
 _KEEPING_LENGTH = ("Replace", "Prepend", "ByteLevel")
@@ -143,19 +143,25 @@ class Tokenizer:
         num_spaces = len(text) - len(text.lstrip(" "))
         return text[min(num_spaces, self._rules.num_stripped_spaces) :]
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A new detokenizer for one output.
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown_special_tokens: frozenset[str] = frozenset()
+    ) -> IncrementalDetokenizer:
+        """A new detokenizer for one output. shown_special_tokens: special tokens that are not skipped.
 
         An id that has no text (a row that only pads the model's matrix) gives none.
         """
-        return IncrementalDetokenizer(
-            self._bytes_without_special if skip_special_tokens else self._token_bytes
-        )
+        if not skip_special_tokens:
+            return IncrementalDetokenizer(self.token_bytes)
+        shown_ids = {self._backend.token_to_id(token) for token in shown_special_tokens}
+        skipped_ids = self._special_ids - shown_ids if shown_ids else self._special_ids
 
-    def _bytes_without_special(self, token_id: int) -> bytes:
-        return b"" if token_id in self._special_ids else self._token_bytes(token_id)
+        def token_bytes(token_id: int) -> bytes:
+            return b"" if token_id in skipped_ids else self.token_bytes(token_id)
 
-    def _token_bytes(self, token_id: int) -> bytes:
+        return IncrementalDetokenizer(token_bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, perhaps a part of a character; special tokens spelled out."""
         if (known := self._bytes_of.get(token_id)) is not None:
             return known
         token = self._backend.id_to_token(token_id)

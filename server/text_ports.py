@@ -33,7 +33,15 @@ class TextTokenizer(Protocol):
         """As encode(), and for each cut (characters) how many of the first tokens end at or before it."""
         ...
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer: ...
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown_special_tokens: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """shown_special_tokens: special tokens that are not skipped."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, perhaps a part of a character; special tokens spelled out."""
+        ...
 
 
 class PromptTemplate(Protocol):

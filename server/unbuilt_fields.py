@@ -8,14 +8,7 @@ from forkpoint.configs.errors import RequestError
 
 # The neutral values of each field, beside null: with one of them the field asks for nothing.
 _OF_BOTH_APIS: dict[str, tuple[object, ...]] = {
-    "logprobs": (False,),
     "prompt_logprobs": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_tokens": (0,),
-    "echo": (False,),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
     "response_format": ({"type": "text"},),
@@ -30,7 +23,7 @@ _OF_BOTH_APIS: dict[str, tuple[object, ...]] = {
     "priority": (0,),
 }
 _OF_CHAT: dict[str, tuple[object, ...]] = {
-    "top_logprobs": (0,),
+    "echo": (False,),
     "tools": (),  # an empty list is an error of its own in OpenAI's API
     "tool_choice": ("none",),
     "functions": (),

@@ -11,12 +11,14 @@ class Usage:
     choices, those that ended a sequence included, up to the match of a stop string.
 
     cached_tokens, rebuilt_tokens: of the first choice of each prompt, as its admission reported them.
+    reasoning_tokens: those of completion_tokens that went into the reasoning.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     rebuilt_tokens: int
+    reasoning_tokens: int = 0
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -27,4 +29,5 @@ class Usage:
                 "cached_tokens": self.cached_tokens,
                 "rebuilt_tokens": self.rebuilt_tokens,
             },
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }

@@ -81,13 +81,19 @@ def test_broken_json_is_a_400(world: World, path: str, body: bytes) -> None:
         ("include_stop_str_in_output", [0, "no"]),
         ("add_special_tokens", [0, "no"]),
         ("cache_salt", ["", "x" * 129, 5, ["a"]]),
-        ("logprobs", [True, 1, "yes"]),
-        ("logit_bias", [{"5": 1}, {"999999999": 5}, []]),
-        ("presence_penalty", [0.5, 3, "0", True]),
-        ("frequency_penalty", [-0.5]),
-        ("repetition_penalty", [1.1, 0]),
-        ("min_tokens", [1]),
-        ("echo", [True]),
+        ("logprobs", ["yes", -1, 1.0, 21]),
+        ("logit_bias", [[], "5", 5]),
+        (
+            "logit_bias",
+            [{key: 5} for key in ("999999999", "-1", "260", "x", "", "1.0", "1_0", "٣", "9" * 300)],
+        ),
+        ("logit_bias", [{"5": value} for value in (100.1, -101, "1", None, True, [], 1e308)]),
+        ("logit_bias", [{"5": 1, "05": 1}, {str(i): 1 for i in range(5000)}]),
+        ("presence_penalty", [2.1, -2.1, "0", True]),
+        ("frequency_penalty", [2.1, -2.1, "0", True]),
+        ("repetition_penalty", [0, -1, 1e308, "1", True]),
+        ("min_tokens", [-1, 1.0, "1", True]),
+        ("prompt_logprobs", [1, 0]),
         ("response_format", [{"type": "json_object"}, "json"]),
         ("structured_outputs", [{"regex": "a"}]),
         ("guided_json", [{}]),
@@ -113,6 +119,10 @@ def test_wrong_or_unbuilt_field_is_named(
         ("tool_choice", "auto"),
         ("tool_choice", "required"),
         ("top_logprobs", 2),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
+        ("logprobs", 1),
+        ("echo", True),
         ("functions", []),
     ],
 )
@@ -121,7 +131,7 @@ def test_unbuilt_chat_field_is_named(world: World, field: str, value: Any) -> No
     assert error["param"] == field
 
 
-@pytest.mark.parametrize(("field", "value"), [("suffix", "end"), ("best_of", 2), ("logprobs", 0)])
+@pytest.mark.parametrize(("field", "value"), [("suffix", "end"), ("best_of", 2), ("logprobs", True)])
 def test_unbuilt_completions_field_is_named(world: World, field: str, value: Any) -> None:
     assert world.refused(COMPLETIONS, {"prompt": "hi", field: value})["param"] == field
 

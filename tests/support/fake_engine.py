@@ -20,9 +20,11 @@ from forkpoint.scheduler.messages import (
     Finish,
     LoadProgress,
     PoolStats,
+    PromptScores,
     Started,
     StepTokens,
     Submit,
+    TokenLogprobs,
 )
 
 Reply = Callable[[Submit], Iterator[int]]
@@ -61,6 +63,25 @@ def says(text: str | bytes, *ending: int) -> Reply:
             yield ord(".")
 
     return reply
+
+
+def token_logprobs(tokens: list[int], num_top: int) -> TokenLogprobs:
+    """Of token t: -t / 256, and -inf of byte 0. The likeliest are t, t + 1, ... with 0, -1, ..., last -inf."""
+    values = np.array([-np.inf if token == 0 else -token / 256 for token in tokens], dtype=np.float32)
+    ids = [[(token + i) % VOCAB_SIZE for i in range(num_top)] for token in tokens]
+    tops = [[-np.inf if i == num_top - 1 else -float(i) for i in range(num_top)] for _ in tokens]
+    shape = (len(tokens), num_top)
+    return TokenLogprobs(
+        values, np.array(ids, dtype=np.int32).reshape(shape), np.array(tops, dtype=np.float32).reshape(shape)
+    )
+
+
+def prompt_scores(submit: Submit) -> Iterator[PromptScores]:
+    """In pieces of three tokens."""
+    tokens = submit.token_ids.tolist()
+    for start in range(1, len(tokens), 3):
+        logprobs = token_logprobs(tokens[start : start + 3], submit.params.num_logprobs or 0)
+        yield PromptScores(submit.uid, start, logprobs)
 
 
 @dataclass
@@ -253,6 +274,10 @@ class FakeEngine:
             num_prefill_rows = sum(
                 len(each.submit.token_ids) for each in self._sequences.values() if not each.num_tokens
             )
+            for uid, sequence in list(self._sequences.items()):
+                if sequence.submit.params.max_tokens == 0:
+                    sequence.mailbox.put(started=started.get(uid), finish=Finish(uid, "length"))
+                    del self._sequences[uid]
             tokens = {uid: next(sequence.tokens) for uid, sequence in self._sequences.items()}
             finishes = {
                 uid: finish
@@ -260,7 +285,13 @@ class FakeEngine:
                 if (finish := self._finish_of(uid, token)) is not None
             }
             for uid, token in tokens.items():
-                self._sequences[uid].mailbox.put((token,), started=started.get(uid), finish=finishes.get(uid))
+                num_top = self._sequences[uid].submit.params.num_logprobs
+                self._sequences[uid].mailbox.put(
+                    (token,),
+                    started=started.get(uid),
+                    finish=finishes.get(uid),
+                    logprobs=None if num_top is None else token_logprobs([token], num_top),
+                )
             for uid in finishes:
                 del self._sequences[uid]
             self._report(tokens, started, finishes, num_prefill_rows)
@@ -272,6 +303,9 @@ class FakeEngine:
         admitted, self._waiting = self._waiting, []
         for sequence in admitted:
             self._sequences[sequence.submit.uid] = sequence
+            if sequence.submit.params.scores_prompt:
+                for scores in prompt_scores(sequence.submit):
+                    sequence.mailbox.put(prompt_scores=(scores,))
         return {
             sequence.submit.uid: Started(sequence.submit.uid, self.cached_tokens, 0, 0.25)
             for sequence in admitted

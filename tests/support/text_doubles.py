@@ -39,13 +39,17 @@ class ByteTokenizer:
         num_tokens_at_cuts = tuple(num_before + len(text[:cut].encode()) for cut in cuts)
         return self.encode(text, add_special_tokens=add_special_tokens), num_tokens_at_cuts
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, shown_special_tokens: frozenset[str] = frozenset()
+    ) -> IncrementalDetokenizer:
         def token_bytes(token_id: int) -> bytes:
-            if token_id < 256:
-                return bytes([token_id])
-            return b"" if skip_special_tokens else b"<special>"
+            is_skipped = skip_special_tokens and "<special>" not in shown_special_tokens
+            return b"" if token_id >= 256 and is_skipped else self.token_bytes(token_id)
 
         return IncrementalDetokenizer(token_bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<special>"
 
 
 class TagTemplate:
