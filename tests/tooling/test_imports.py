@@ -22,7 +22,13 @@ def modules_after(statement: str, folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "module",
-    ["forkpoint.cache", "forkpoint.scheduler.client", "forkpoint.scheduler.messages", "forkpoint.server.cli"],
+    [
+        "forkpoint.cache",
+        "forkpoint.scheduler.client",
+        "forkpoint.scheduler.grammar",
+        "forkpoint.scheduler.messages",
+        "forkpoint.server.cli",
+    ],
 )
 def test_importing_it_brings_no_torch(module: str, tmp_path: Path) -> None:
     assert "torch" not in modules_after(f"import {module}", tmp_path)
