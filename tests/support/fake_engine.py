@@ -66,7 +66,7 @@ def says(text: str | bytes, *ending: int) -> Reply:
 
 
 def token_logprobs(tokens: list[int], num_top: int) -> TokenLogprobs:
-    """Of token t: -t / 256, and -inf of byte 0. The likeliest are t, t + 1, ... with 0, -1, ..., last -inf."""
+    """Of token t: -t / 256, and -inf of byte 0. The likeliest are t, t + 1, ... with 0, -1, ... and -inf."""
     values = np.array([-np.inf if token == 0 else -token / 256 for token in tokens], dtype=np.float32)
     ids = [[(token + i) % VOCAB_SIZE for i in range(num_top)] for token in tokens]
     tops = [[-np.inf if i == num_top - 1 else -float(i) for i in range(num_top)] for _ in tokens]
