@@ -25,10 +25,12 @@ from forkpoint.server.generation_response import GenerationApi, GenerationRespon
 from forkpoint.server.health import health_routes
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.models_api import models_routes
+from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_id import RequestIdMiddleware
 from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.services import Services, Timing
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+from forkpoint.server.tokenization import tokenization_routes
 from forkpoint.server.vllm_metrics import VllmAliases
 
 
@@ -41,6 +43,7 @@ def create_app(
     timing: Timing | None = None,
 ) -> FastAPI:
     """The ASGI app over an engine that may still be loading. Its Lifecycle is `app.state.lifecycle`."""
+    timing = timing or Timing()
     registry = CollectorRegistry()
     request_metrics = RequestMetrics(registry)
     engine_metrics = EngineMetrics(engine, registry)
@@ -54,7 +57,8 @@ def create_app(
         generator=Generator(engine, tokenizer),
         registry=registry,
         metrics=request_metrics,
-        timing=timing or Timing(),
+        timing=timing,
+        bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=timing.body_timeout_s),
         created=int(time.time()),
     )
     middleware = [Middleware(RequestIdMiddleware)]
@@ -73,6 +77,7 @@ def create_app(
     app.include_router(models_routes(services))
     app.include_router(admin_routes(services))
     app.include_router(cache_view_routes(services))
+    app.include_router(tokenization_routes(services))
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
     _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
     return app

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forkpoint.configs.errors import EngineUnavailable, ForkpointError, RequestError
+from forkpoint.configs.errors import EngineUnavailable, ForkpointError, QueueFull, RequestError
 from forkpoint.server.closing_response import ClosingResponse
 
 MAX_MESSAGE_CHARS = 500  # at most 4 bytes each in UTF-8: a message never exceeds 2 KB on the wire
@@ -22,6 +22,10 @@ _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 class GenerationFailed(ForkpointError):
     """A request that was running cannot be finished; the client gets status 500 or an error event."""
+
+
+class TooManyBodies(QueueFull):
+    """A request is refused while its body is still on its way."""
 
 
 class ClientGone(Exception):
@@ -38,6 +42,7 @@ class ErrorReply:
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    leaves_body_unread: bool = False
 
     @classmethod
     def of(cls, error: Exception) -> ErrorReply:
@@ -51,6 +56,7 @@ class ErrorReply:
                 param=error.param,
                 code=error.code,
                 headers={"WWW-Authenticate": "Bearer"} if is_unauthorized else {},
+                leaves_body_unread=error.status in (408, 413),
             )
         if isinstance(error, EngineUnavailable):
             return cls(
@@ -59,6 +65,7 @@ class ErrorReply:
                 type="rate_limit_error" if error.status == 429 else _SERVER_ERROR,
                 code=error.code,
                 headers={"Retry-After": str(error.retry_after_s)},
+                leaves_body_unread=isinstance(error, TooManyBodies),
             )
         if isinstance(error, HTTPException):  # raised by the router for unknown paths and wrong methods
             return cls(
@@ -80,7 +87,7 @@ class ErrorReply:
 
     def response(self) -> Response:
         # Of a body that was not read to its end nothing may be taken for the next request.
-        kind = ClosingResponse if self.status in (408, 413) else Response
+        kind = ClosingResponse if self.leaves_body_unread else Response
         return kind(
             orjson.dumps(self.envelope),
             status_code=self.status,

@@ -100,7 +100,7 @@ def read_generation_options(
 ) -> GenerationOptions:
     """Validate the shared fields. Raises RequestError: 404 for an unknown model, else 400."""
     fields = Fields(body)
-    model = _read_model(fields, served_names)
+    model = read_model(fields, served_names)
     is_stream = fields.boolean("stream", default=False)
     has_usage, has_continuous_usage = _read_stream_options(fields, is_stream=is_stream)
     stop_token_ids = _read_stop_token_ids(fields, vocab_size)
@@ -147,7 +147,8 @@ def read_generation_options(
     )
 
 
-def _read_model(fields: Fields, served_names: Sequence[str]) -> str:
+def read_model(fields: Fields, served_names: Sequence[str]) -> str:
+    """The served name that `model` asks for; the default one if it is absent. Raises RequestError (404)."""
     name = fields.string("model")
     if name is None:
         return served_names[0]

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import orjson
 import structlog
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,7 +16,6 @@ from forkpoint.server.answer_format import AnswerFormat, ChoiceCollector
 from forkpoint.server.errors import ClientGone, ErrorReply
 from forkpoint.server.generation import Generation, GenerationRequest
 from forkpoint.server.generation_fields import GenerationOptions
-from forkpoint.server.request_body import read_json_object
 from forkpoint.server.services import Services
 from forkpoint.server.sse import EventStream, encode_event
 from forkpoint.server.watched import raise_on_disconnect, run_watched
@@ -61,12 +59,7 @@ class GenerationResponse(Response):
 
     async def _read(self, scope: Scope, receive: Receive) -> GenerationRequest:
         services = self._services
-        body = await read_json_object(
-            Headers(scope=scope),
-            receive,
-            max_bytes=services.config.max_body_bytes,
-            timeout_s=services.timing.body_timeout_s,
-        )
+        body = await services.bodies.read(scope, receive)
         request = await self._api.read(body)
         services.lifecycle.require_serving()  # once more: tokenising took its time
         return request

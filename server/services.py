@@ -13,6 +13,7 @@ from forkpoint.scheduler.messages import EngineInfo
 from forkpoint.server.generation import Generator
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.limits import Limits
+from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
@@ -38,6 +39,7 @@ class Services:
     registry: CollectorRegistry
     metrics: RequestMetrics
     timing: Timing
+    bodies: BodyReader
     created: int
 
     @property

@@ -39,6 +39,10 @@ class TextTokenizer(Protocol):
         """shown_special_tokens: special tokens that are not skipped."""
         ...
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of all of `ids` as a text of its own."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, perhaps a part of a character; special tokens spelled out."""
         ...

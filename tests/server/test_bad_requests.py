@@ -262,7 +262,7 @@ def test_json_content_types_are_taken(world: World, content_type: str | None) ->
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/v1", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize", "/server_info",
+        "/", "/v1", "/v1/embeddings", "/v1/responses", "/server_info",
         "/debug", "/docs", "/openapi.json", "/v1/completions/", "/%ff", "/" + "x" * 5000,
     ],
 )  # fmt: skip

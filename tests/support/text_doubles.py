@@ -48,6 +48,10 @@ class ByteTokenizer:
 
         return IncrementalDetokenizer(token_bytes)
 
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
+        return detokenizer.push(ids) + detokenizer.finish()
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<special>"
 
