@@ -20,6 +20,7 @@ from forkpoint.model.config import (
     ModelConfig,
     RopeSpec,
 )
+from forkpoint.model.scope import check_scope, read_raw_config
 
 _COMMON_NAMES = {
     "embedding": "model.embed_tokens.weight",
@@ -74,36 +75,19 @@ class Family:
 
 def read_config(model_dir: Path) -> ModelConfig:
     """Read the configuration of a checkpoint. Raises ModelLoadError."""
-    config_path = model_dir / "config.json"
-    if not config_path.is_file():
-        raise ModelLoadError(
-            f"{model_dir} has no config.json", hint="give a directory in Hugging Face layout"
-        )
-    try:
-        raw = json.loads(config_path.read_text(encoding="utf-8"))
-        model_type = raw["model_type"]
-    except (ValueError, KeyError, TypeError, OSError) as exc:
-        raise ModelLoadError(f"{config_path} is not a model configuration: {exc!r}") from exc
-    if model_type not in FAMILIES:
-        raise ModelLoadError(
-            f"architecture {model_type!r} of {config_path} is not supported; supported: {', '.join(FAMILIES)}"
-        )
-    if raw.get("quantization_config") is not None:
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelLoadError(
-            f"{config_path}: quantised checkpoints (here {method!r}) are not supported",
-            hint="use the checkpoint with plain bfloat16 or float32 weights",
-        )
+    raw = read_raw_config(model_dir)
+    check_scope(raw, supported=FAMILIES)
+    model_type = raw["model_type"]
     # Imported here: it takes seconds, and only the process that loads a model should pay.
     from transformers import AutoConfig
 
     try:
-        hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        hf_config = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
         return FAMILIES[model_type].read(hf_config, _eos_token_ids(hf_config, model_dir))
     except ModelLoadError:
         raise
     except Exception as exc:  # transformers raises its own zoo of validation errors
-        raise ModelLoadError(f"{config_path} cannot be read: {exc}") from exc
+        raise ModelLoadError(f"{model_dir / 'config.json'} cannot be read: {exc}") from exc
 
 
 def _eos_token_ids(hf_config: Any, model_dir: Path) -> tuple[int, ...]:
