@@ -1,0 +1,46 @@
+"""Runs the reading of one format as a MessageParser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forkpoint.server.message_pieces import ContentPiece, MessagePiece
+from forkpoint.server.parsers.cursor import Cursor, Reading
+from forkpoint.server.parsers.pieces import PieceWriter
+
+# Reads one whole output: a generator of its own for each.
+ReadOutput = Callable[[Cursor, PieceWriter], Reading[None]]
+
+
+class TextMachine:
+    """Mutable; a MessageParser for a format that knows no reasoning."""
+
+    is_reasoning = False
+
+    def __init__(self, read: ReadOutput, *, max_calls: int | None = None) -> None:
+        self._cursor = Cursor()
+        self._pieces = PieceWriter(max_calls)
+        self._reading = read(self._cursor, self._pieces)
+
+    def push(self, text: str) -> list[MessagePiece]:
+        self._cursor.push(text)
+        next(self._reading, None)
+        return self._pieces.take()
+
+    def finish(self) -> list[MessagePiece]:
+        self._cursor.end()
+        next(self._reading, None)
+        self._pieces.finish()
+        return self._pieces.take()
+
+
+class PlainText:
+    """A MessageParser to which all text is content."""
+
+    is_reasoning = False
+
+    def push(self, text: str) -> list[MessagePiece]:
+        return [ContentPiece(text)] if text else []
+
+    def finish(self) -> list[MessagePiece]:
+        return []
