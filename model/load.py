@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
+import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import structlog
 import torch
-from safetensors import SafetensorError, safe_open
 
 from forkpoint.configs.errors import ModelLoadError
+from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig, load_config
 from forkpoint.model.device import resolve_device, resolve_dtype
 from forkpoint.model.families import FAMILIES
-from forkpoint.model.weights import ModelWeights, Shape, build_weights, count_parameters, tensor_shapes
+from forkpoint.model.mxfp4 import BLOCK_SIZE, BYTES_PER_BLOCK, decode_mxfp4
+from forkpoint.model.scope import PLAIN_WEIGHTS_HINT
+from forkpoint.model.weights import (
+    ModelWeights,
+    Shape,
+    build_weights,
+    count_parameters,
+    is_float32,
+    tensor_shapes,
+)
 
 Progress = Callable[[int, int], None]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 _FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
-_DAMAGED_HINT = "the file may be damaged or cut short; fetch the checkpoint again"
+# A name of ours with the number of its layer, and of its expert if experts are stored one by one.
+_NUMBERED = re.compile(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(\w+)")
+
+_log = structlog.stdlib.get_logger("forkpoint.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,62 +56,37 @@ def load_model(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    load_format: str = "auto",
     progress: Progress | None = None,
 ) -> Model:
     """Load the checkpoint in model_dir (model.safetensors, or shards with an index).
 
-    dtype, device: as --dtype and --device name them. progress is called with (tensors read, tensors in all).
-    Peak memory is the result plus one layer.
+    dtype, device: as --dtype and --device name them. load_format `dummy`: random weights, the same each time;
+    model_dir needs config.json only. progress is called with (tensors read, tensors in all).
+    Peak memory is the result, one layer and one shard; all names and shapes are checked before any of it.
     Raises ModelLoadError that names the file or the tensor, ConfigError for a wrong dtype or device.
     """
     torch_device = resolve_device(device)
     config = load_config(model_dir)
     torch_dtype = resolve_dtype(dtype, torch_device, config.checkpoint_dtype)
-    with ExitStack() as open_files:
-        checkpoint = _Checkpoint(model_dir, open_files)
-        names = _match_names(config, checkpoint)
-        read = _Reader(checkpoint, names, torch_dtype, torch_device, progress)
-        weights = build_weights(config, read)
-        if config.is_tied:
-            _check_tied_head(config, checkpoint, names)
+    if load_format == "dummy":
+        weights = build_weights(config, _dummy_reader(config, torch_dtype, torch_device, progress))
+    else:
+        with contextlib.closing(Checkpoint(model_dir)) as checkpoint:
+            sources = _find_sources(config, checkpoint)
+            weights = build_weights(config, _Reader(checkpoint, sources, torch_dtype, torch_device, progress))
+            if config.is_tied:
+                _check_tied_head(config, checkpoint, sources)
     return Model(config, weights, torch_dtype, torch_device, count_parameters(config))
 
 
-class _Checkpoint:
-    """The tensors of all shards by on-disk name; files stay open for the life of `open_files`."""
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where one of our tensors comes from. exponents: on-disk name of them if `name` holds MXFP4 blocks."""
 
-    def __init__(self, model_dir: Path, open_files: ExitStack) -> None:
-        self._file_of: dict[str, Any] = {}
-        self._path_of: dict[str, Path] = {}
-        for path in _shards(model_dir):
-            try:
-                file = open_files.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as exc:
-                raise ModelLoadError(f"{path} cannot be read: {exc}", hint=_DAMAGED_HINT) from exc
-            for name in file.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name in self._file_of:
-                    raise ModelLoadError(f"tensor {name} is in {self._path_of[name].name} and in {path.name}")
-                self._file_of[name] = file
-                self._path_of[name] = path
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._file_of)
-
-    def shape(self, name: str) -> Shape:
-        return tuple(self._file_of[name].get_slice(name).get_shape())
-
-    def dtype(self, name: str) -> str:
-        return str(self._file_of[name].get_slice(name).get_dtype())
-
-    def tensor(self, name: str) -> torch.Tensor:
-        try:
-            tensor: torch.Tensor = self._file_of[name].get_tensor(name)
-        except (SafetensorError, OSError) as exc:
-            raise ModelLoadError(
-                f"tensor {name} of {self._path_of[name]} cannot be read: {exc}", hint=_DAMAGED_HINT
-            ) from exc
-        return tensor
+    name: str
+    shape: Shape
+    exponents: str | None = None
 
 
 class _Reader:
@@ -104,98 +94,147 @@ class _Reader:
 
     def __init__(
         self,
-        checkpoint: _Checkpoint,
-        names: Mapping[str, str],
+        checkpoint: Checkpoint,
+        sources: Mapping[str, _Source],
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress | None,
     ) -> None:
         self._checkpoint = checkpoint
-        self._names = names
+        self._sources = sources
         self._dtype = dtype
         self._device = device
         self._progress = progress
         self._num_read = 0
 
     def __call__(self, name: str) -> torch.Tensor:
-        # copy=True: the tensor must not stay tied to the mapped file, which may be deleted or replaced.
-        tensor = self._checkpoint.tensor(self._names[name]).to(self._device, self._dtype, copy=True)
+        source = self._sources[name]
+        if source.exponents is not None:
+            tensor = self._decoded(source, source.exponents)
+        else:
+            # copy=True: the tensor must not stay tied to the mapped file, which may be deleted or replaced.
+            dtype = torch.float32 if is_float32(name) else self._dtype
+            tensor = self._checkpoint.tensor(source.name).to(self._device, dtype, copy=True)
         self._num_read += 1
         if self._progress is not None:
-            self._progress(self._num_read, len(self._names))
+            self._progress(self._num_read, len(self._sources))
+        return tensor
+
+    def _decoded(self, source: _Source, exponents: str) -> torch.Tensor:
+        # Expert by expert: all of them in float32 would be eight times the file.
+        tensor = torch.empty(source.shape, dtype=self._dtype, device=self._device)
+        for expert in range(source.shape[0]):
+            try:
+                numbers = decode_mxfp4(
+                    self._checkpoint.tensor(source.name, expert).to(self._device),
+                    self._checkpoint.tensor(exponents, expert).to(self._device),
+                )
+            except ValueError as exc:
+                raise ModelLoadError(f"tensor {exponents}, expert {expert}: {exc}") from exc
+            tensor[expert] = numbers.T
         return tensor
 
 
-def _shards(model_dir: Path) -> list[Path]:
-    single = model_dir / "model.safetensors"
-    index_path = model_dir / "model.safetensors.index.json"
-    if not index_path.is_file():
-        if not single.is_file():
-            raise ModelLoadError(
-                f"{model_dir} has neither model.safetensors nor model.safetensors.index.json",
-                hint="only safetensors checkpoints are read",
-            )
-        return [single]
-    try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        file_names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ModelLoadError(f"{index_path} is not an index of safetensors: {exc!r}") from exc
-    for file_name in file_names:
-        if Path(file_name).name != file_name or not (model_dir / file_name).is_file():
-            raise ModelLoadError(f"{index_path} names {file_name}, which is not in {model_dir}")
-    return [model_dir / file_name for file_name in file_names]
+def _dummy_reader(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None
+) -> Callable[[str], torch.Tensor]:
+    """Random tensors of the right shapes; each depends on its name alone, so every start has the same."""
+    shapes = tensor_shapes(config)
+    num_read = 0
+
+    def read(name: str) -> torch.Tensor:
+        nonlocal num_read
+        num_read += 1
+        if progress is not None:
+            progress(num_read, len(shapes))
+        shape = shapes[name]
+        own_dtype = torch.float32 if is_float32(name) else dtype
+        if name.endswith("norm"):
+            is_zero_neutral = config.norm == "rms_plus_one"
+            return torch.full(shape, 0.0 if is_zero_neutral else 1.0, dtype=own_dtype, device=device)
+        generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        # Of variance 1 / inputs, so that activations neither grow nor fade from layer to layer.
+        bound = (3 / shape[-1]) ** 0.5
+        return torch.empty(shape, dtype=own_dtype, device=device).uniform_(-bound, bound, generator=generator)
+
+    return read
 
 
-def _match_names(config: ModelConfig, checkpoint: _Checkpoint) -> dict[str, str]:
-    """On-disk name of each of our tensors. Raises on any that is missing, left over or misshapen."""
+def _find_sources(config: ModelConfig, checkpoint: Checkpoint) -> dict[str, _Source]:
+    """The source of each of our tensors. Raises on any that is missing, left over or misshapen."""
     family = FAMILIES[config.family]
-    names: dict[str, str] = {}
+    sources: dict[str, _Source] = {}
+    allowed: set[str] = set()
     for name, shape in tensor_shapes(config).items():
-        on_disk = _on_disk_name(family.tensor_names, name)
-        if on_disk not in checkpoint.names:
-            raise ModelLoadError(f"tensor {on_disk} is missing from the checkpoint")
-        if checkpoint.shape(on_disk) != shape:
-            raise ModelLoadError(
-                f"tensor {on_disk} has shape {list(checkpoint.shape(on_disk))}; "
-                f"the configuration says {list(shape)}"
-            )
-        if checkpoint.dtype(on_disk) not in _FLOAT_DTYPES:
-            raise ModelLoadError(
-                f"tensor {on_disk} is {checkpoint.dtype(on_disk)}; only float weights are supported",
-                hint="use the checkpoint with plain bfloat16 or float32 weights",
-            )
-        names[name] = on_disk
-    allowed = set(names.values())
+        source = _source(on_disk_name(family.tensor_names, name), shape, checkpoint)
+        sources[name] = source
+        allowed |= {source.name, source.exponents or source.name}
     if config.is_tied:
         allowed.add(family.tensor_names["lm_head"])
-    unused = sorted(
-        name
-        for name in checkpoint.names - allowed
-        if not any(re.fullmatch(pattern, name) for pattern in family.ignored)
-    )
-    if unused:
+    left = checkpoint.names - allowed
+    skipped = {name for name in left if any(re.fullmatch(pattern, name) for pattern in family.ignored)}
+    if unused := sorted(left - skipped):
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         raise ModelLoadError(
             f"the checkpoint has tensors that this model does not use: {', '.join(unused[:5])}{more}"
         )
-    return names
+    if skipped:
+        _log.info("tensors_skipped", count=len(skipped), names=_grouped(skipped))
+    return sources
 
 
-def _on_disk_name(tensor_names: Mapping[str, str], name: str) -> str:
-    prefix, _, rest = name.partition(".")
-    if prefix != "layers":
+def _source(on_disk: str, shape: Shape, checkpoint: Checkpoint) -> _Source:
+    blocks, exponents = f"{on_disk}_blocks", f"{on_disk}_scales"
+    if on_disk not in checkpoint.names and blocks in checkpoint.names and len(shape) == 3:
+        num_experts, num_in, num_out = shape
+        num_blocks = num_in // BLOCK_SIZE
+        _check(checkpoint, blocks, (num_experts, num_out, num_blocks, BYTES_PER_BLOCK), ("U8",))
+        _check(checkpoint, exponents, (num_experts, num_out, num_blocks), ("U8",))
+        return _Source(blocks, shape, exponents)
+    _check(checkpoint, on_disk, shape, _FLOAT_DTYPES)
+    return _Source(on_disk, shape)
+
+
+def _check(checkpoint: Checkpoint, name: str, shape: Shape, dtypes: tuple[str, ...]) -> None:
+    if name not in checkpoint.names:
+        raise ModelLoadError(f"tensor {name} is missing from the checkpoint")
+    found = checkpoint[name]
+    if found.dtype not in dtypes:
+        wanted = "float weights" if dtypes == _FLOAT_DTYPES else " or ".join(dtypes)
+        raise ModelLoadError(
+            f"tensor {name} is {found.dtype}; only {wanted} can be read here", hint=PLAIN_WEIGHTS_HINT
+        )
+    if found.shape != shape:
+        raise ModelLoadError(
+            f"tensor {name} has shape {list(found.shape)}; the configuration says {list(shape)}"
+        )
+
+
+def on_disk_name(tensor_names: Mapping[str, str], name: str) -> str:
+    """What our tensor `name` (layers.3.experts.7.gate) is called on disk, by a family's table."""
+    found = _NUMBERED.fullmatch(name)
+    if found is None:
         return tensor_names[name]
-    layer, _, leaf = rest.partition(".")
-    return tensor_names[f"layers.{{i}}.{leaf}"].format(i=layer)
+    layer, expert, leaf = found.groups()
+    if expert is None:
+        return tensor_names[f"layers.{{i}}.{leaf}"].format(i=layer)
+    return tensor_names[f"layers.{{i}}.experts.{{e}}.{leaf}"].format(i=layer, e=expert)
 
 
-def _check_tied_head(config: ModelConfig, checkpoint: _Checkpoint, names: Mapping[str, str]) -> None:
+def _grouped(names: set[str]) -> str:
+    """For people: `vision_tower.* (300), multi_modal_projector.* (2)`."""
+    groups = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{group}.* ({count})" for group, count in sorted(groups.items()))
+
+
+def _check_tied_head(config: ModelConfig, checkpoint: Checkpoint, sources: Mapping[str, _Source]) -> None:
     # Some exporters store the tied head too. That is harmless only if it is the embedding.
     head = FAMILIES[config.family].tensor_names["lm_head"]
-    if head in checkpoint.names and not torch.equal(
-        checkpoint.tensor(head), checkpoint.tensor(names["embedding"])
-    ):
+    if head not in checkpoint.names:
+        return
+    embedding = sources["embedding"].name
+    # The embedding is copied: the two may lie in different files, of which one at a time is mapped.
+    if not torch.equal(checkpoint.tensor(embedding).clone(), checkpoint.tensor(head)):
         raise ModelLoadError(
             f"tensor {head} differs from the embedding, but the configuration ties them (tie_word_embeddings)"
         )

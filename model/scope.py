@@ -28,11 +28,11 @@ _ENCODER_DECODER = "it is an encoder-decoder; only decoder-only models are serve
 _OTHER_INPUT = "it is made for images, sound or video"
 
 # model_type of config.json, by what stands in the way.
-_REASONS: Mapping[str, frozenset[str]] = {
+REASONS: Mapping[str, frozenset[str]] = {
     _RECURRENT: frozenset(
         {
-            "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling", "inkling2",
-            "inkling2_loop", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba",
+            "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2",
+            "inkling2_loop", "inkling_mm_model", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba",
             "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
             "qwen3_next", "qwen4_exp", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
         }
@@ -45,13 +45,13 @@ _REASONS: Mapping[str, frozenset[str]] = {
     ),
     _ENCODER: frozenset(
         {
-            "albert", "bert", "camembert", "deberta", "deberta_v2", "distilbert", "electra",
+            "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
             "embedding_gemma2", "eurobert", "modernbert", "mpnet", "nomic_bert", "openai_privacy_filter",
-            "roberta", "xlm_roberta", "xlm_roberta_xl",
+            "roberta", "xlm-roberta", "xlm-roberta-xl",
         }
     ),
     _OTHER_INPUT: frozenset(
-        {"clip", "dinov2", "siglip", "siglip2", "vit", "wav2vec2", "wav2vec2_bert", "whisper"}
+        {"clip", "dinov2", "siglip", "siglip2", "vit", "wav2vec2", "wav2vec2-bert", "whisper"}
     ),
 }  # fmt: skip
 # Layer types that have a state of their own, under the names that configurations use.
@@ -149,7 +149,7 @@ def _refuse_architecture(raw: Mapping[str, Any], model_type: str, supported: Col
 
 
 def _reason(raw: Mapping[str, Any], model_type: str) -> str | None:
-    for reason, model_types in _REASONS.items():
+    for reason, model_types in REASONS.items():
         if model_type in model_types:
             return reason
     if raw.get("is_encoder_decoder"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.tiny_checkpoints import save_tiny_checkpoint
+from transformers import LlamaConfig
 
 from forkpoint.configs.errors import ConfigError, ModelLoadError
 from forkpoint.model.config import LinearScaling, Llama3Scaling, load_config
-from forkpoint.model.load import load_model
+from forkpoint.model.families import FAMILIES
+from forkpoint.model.load import load_model, on_disk_name
+from forkpoint.model.weights import tensor_shapes
 
 Checkpoints = Mapping[str, Path]
 Tensors = dict[str, torch.Tensor]
@@ -167,6 +172,29 @@ def test_integer_weights_are_refused(checkpoints: Checkpoints, tmp_path: Path) -
         load_model(copy)
 
 
+def test_float8_weights_are_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def quantise(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy", edit_tensors=quantise)
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight is F8_E4M3; only float weights"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_float_weights_of_any_width_are_converted(
+    checkpoints: Checkpoints, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    def narrow(tensors: Tensors) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].to(dtype)
+
+    copy = _copy(checkpoints["llama"], tmp_path / "copy", edit_tensors=narrow)
+    model = load_model(copy, dtype="float32", device="cpu")
+    expected = load_file(checkpoints["llama"] / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model.weights.embedding, expected.to(dtype).float())
+
+
 @pytest.mark.parametrize("kept_bytes", [0, 100, 10_000, -1])
 def test_truncated_file_is_named(checkpoints: Checkpoints, tmp_path: Path, kept_bytes: int) -> None:
     copy = _copy(checkpoints["qwen3"], tmp_path / "copy")
@@ -174,6 +202,79 @@ def test_truncated_file_is_named(checkpoints: Checkpoints, tmp_path: Path, kept_
     path.write_bytes(path.read_bytes()[:kept_bytes])
     with pytest.raises(ModelLoadError, match=r"model\.safetensors"):
         load_model(copy)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"nonsense",
+        b"\xff" * 64,
+        (20).to_bytes(8, "little") + b"this is not any JSON",
+        (2).to_bytes(8, "little") + b"[]",
+        (100).to_bytes(8, "little")
+        + b'{"model.norm.weight":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
+    ],
+)
+def test_garbage_for_a_header_names_the_file(checkpoints: Checkpoints, tmp_path: Path, header: bytes) -> None:
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes(header)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read"):
+        load_model(copy)
+
+
+def test_pointer_of_git_lfs_is_told_from_a_damaged_file(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    copy = _copy(checkpoints["qwen3"], tmp_path / "copy")
+    (copy / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    )
+    with pytest.raises(ModelLoadError) as error:
+        load_model(copy)
+    assert "git lfs pull" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("pytorch_model.bin", "pickled weights can run code", "save_pretrained"),
+        ("weights.safetensors", "only weights.safetensors", "name it model.safetensors"),
+    ],
+)
+def test_other_weight_files_are_explained(
+    checkpoints: Checkpoints, tmp_path: Path, name: str, message: str, hint: str
+) -> None:
+    shutil.copy(checkpoints["llama"] / "config.json", tmp_path)
+    (tmp_path / name).touch()
+    with pytest.raises(ModelLoadError, match=message) as error:
+        load_model(tmp_path)
+    assert hint in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "",
+        "[]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": "../model.safetensors"}}',
+        '{"weight_map": {"a": 3}}',
+    ],
+)
+def test_broken_index_of_shards_is_named(checkpoints: Checkpoints, tmp_path: Path, index: str) -> None:
+    copy = _copy(checkpoints["llama"], tmp_path / "copy")
+    (copy / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors\.index\.json"):
+        load_model(copy)
+
+
+def test_nothing_is_read_of_a_checkpoint_that_is_wrong(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def misshape(tensors: Tensors) -> None:
+        tensors["model.norm.weight"] = torch.zeros(3)  # read last
+
+    reports: list[int] = []
+    copy = _copy(checkpoints["llama"], tmp_path / "copy", edit_tensors=misshape)
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has shape \[3\]"):
+        load_model(copy, progress=lambda done, _: reports.append(done))
+    assert reports == []
 
 
 def test_stored_head_of_a_tied_model_must_be_the_embedding(checkpoints: Checkpoints, tmp_path: Path) -> None:
@@ -199,6 +300,62 @@ def test_sharded_checkpoint_equals_a_single_file(checkpoints: Checkpoints, tmp_p
         assert torch.equal(a.qkv(probe), b.qkv(probe))
         assert torch.equal(a.mlp(probe), b.mlp(probe))
     assert torch.equal(whole.weights.lm_head(probe), parts.weights.lm_head(probe))
+
+
+def test_loading_holds_no_more_than_one_shard_beside_the_weights(tmp_path: Path) -> None:
+    shard_bytes = 48 * 2**20
+    model_dir = _sharded_checkpoint(tmp_path / "large", shard_bytes=shard_bytes)
+    weight_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    assert weight_bytes > 6 * shard_bytes  # else one shard would hide the whole model
+    # In a process of its own: the peak of this one is whatever an earlier test needed.
+    report = subprocess.run(
+        [sys.executable, "-c", _MEASURE_LOAD, str(model_dir)], capture_output=True, text=True, check=True
+    )
+    before, after, peak = map(int, report.stdout.split())
+    slack = 32 * 2**20  # a layer that is packed, and what the libraries take
+    assert after - before >= weight_bytes
+    assert peak - after <= shard_bytes + slack
+
+
+# VmHWM is the most that was ever resident; the kernel counts pages of mapped files in.
+_MEASURE_LOAD = """
+import re, sys
+from pathlib import Path
+from forkpoint.model.config import load_config
+from forkpoint.model.families import FAMILIES
+from forkpoint.model.load import load_model, on_disk_name
+from forkpoint.model.weights import tensor_shapes
+
+def resident(field):
+    return int(re.search(rf"{field}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+model_dir = Path(sys.argv[1])
+load_config(model_dir)
+before = resident("VmRSS")
+model = load_model(model_dir, dtype="bfloat16", device="cpu")
+print(before, resident("VmRSS"), resident("VmHWM"))
+"""
+
+
+def _sharded_checkpoint(directory: Path, *, shard_bytes: int) -> Path:
+    """A llama of bfloat16 zeros in many shards."""
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=8,
+        num_key_value_heads=8, head_dim=128, dtype="bfloat16",
+    )  # fmt: skip
+    config.save_pretrained(directory)
+    shards: list[Tensors] = [{}]
+    for name, shape in tensor_shapes(load_config(directory)).items():
+        tensor = torch.ones(shape, dtype=torch.bfloat16)
+        if sum(held.nbytes for held in shards[-1].values()) + tensor.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][on_disk_name(FAMILIES["llama"].tensor_names, name)] = tensor
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        save_file(shard, directory / f"part-{number}.safetensors")
+        weight_map |= dict.fromkeys(shard, f"part-{number}.safetensors")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:

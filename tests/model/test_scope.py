@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from forkpoint.configs.errors import ModelLoadError
 from forkpoint.model.families import FAMILIES
 from forkpoint.model.load import load_model
-from forkpoint.model.scope import check_scope, read_raw_config
+from forkpoint.model.scope import REASONS, check_scope, read_raw_config
 
 
 def _directory(tmp_path: Path, **files: Any) -> Path:
@@ -125,8 +125,6 @@ def test_directory_of_gguf_files_names_one(tmp_path: Path) -> None:
 
 
 def test_every_reason_names_only_types_that_exist_and_have_no_family() -> None:
-    from forkpoint.model import scope
-
-    named = set().union(*scope._REASONS.values())
+    named = set().union(*REASONS.values())
     assert named.isdisjoint(FAMILIES)
     assert named <= set(CONFIG_MAPPING), sorted(named - set(CONFIG_MAPPING))
