@@ -15,6 +15,9 @@ from forkpoint.server.closing_response import ClosingResponse
 
 MAX_MESSAGE_CHARS = 500  # at most 4 bytes each in UTF-8: a message never exceeds 2 KB on the wire
 
+# Code of a body that was given up before its end.
+TOO_MANY_VALUES = "too_many_values"
+
 _INVALID_REQUEST = "invalid_request_error"
 _SERVER_ERROR = "server_error"
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}

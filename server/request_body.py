@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from forkpoint.configs.errors import RequestError
-from forkpoint.server.errors import ClientGone, TooManyBodies
+from forkpoint.server.errors import TOO_MANY_VALUES, ClientGone, TooManyBodies
 
 JsonObject = dict[str, object]
 
@@ -88,8 +88,9 @@ class BodyReader:
                 raise TooManyBodies("too many large requests are being read; try again", retry_after_s=2)
             cost += sum(piece.count(mark) * price for mark, price in _COST_OF.items())
             if cost > MAX_COST:  # marks inside strings count too: there is no cheap way to tell them apart
+                # Not 413: so many bytes are allowed, and their depth or their length would be a 400 too.
                 raise RequestError(
-                    "the body has too many JSON values; split the request", status=413, code="body_too_large"
+                    "the body has too many JSON values; split the request", code=TOO_MANY_VALUES
                 )
             if not message.get("more_body", False):
                 return
