@@ -59,7 +59,7 @@ class ErrorReply:
                 param=error.param,
                 code=error.code,
                 headers={"WWW-Authenticate": "Bearer"} if is_unauthorized else {},
-                leaves_body_unread=error.status in (408, 413),
+                leaves_body_unread=error.status in (408, 413) or error.code == TOO_MANY_VALUES,
             )
         if isinstance(error, EngineUnavailable):
             return cls(
