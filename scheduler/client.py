@@ -45,7 +45,10 @@ class TokenDelta:
 
 
 class TokenMailbox:
-    """One-slot mailbox of one sequence: the engine never waits for a reader, tokens merge instead."""
+    """One-slot mailbox of one sequence: the engine never waits for a reader, tokens merge instead.
+
+    Mutable, for one reader on the event loop.
+    """
 
     def __init__(self, uid: int) -> None:
         self.uid = uid
@@ -55,7 +58,8 @@ class TokenMailbox:
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_scores: list[PromptScores] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._has_news = False
+        self._wake: Callable[[], None] | None = None
 
     def put(
         self,
@@ -73,28 +77,50 @@ class TokenMailbox:
         self._prompt_scores.extend(prompt_scores)
         self._started = started or self._started
         self._finish = finish or self._finish
-        self._news.set()
+        self._tell()
 
     def fail(self, error: Exception) -> None:
-        """Make get() raise `error` once the tokens that arrived before it have been read."""
+        """Make take() raise `error` once the tokens that arrived before it have been read."""
         self._error = error
-        self._news.set()
+        self._tell()
 
-    async def get(self) -> TokenDelta:
-        """Wait for news and take it. Raises EngineDied, each time, if the engine went away."""
-        await self._news.wait()
-        if self._error is None:
-            self._news.clear()
-        has_news = self._tokens or self._finish or self._started or self._prompt_scores
-        if not has_news and self._error is not None:
-            raise self._error
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever there is something to take, at once if there is. It must not block.
+
+        One reader may wait for many mailboxes so, without a task for each.
+        """
+        self._wake = wake
+        if self._has_news or self._error is not None:
+            wake()
+
+    def take(self) -> TokenDelta | None:
+        """The news, or None. Raises EngineDied, each time, if the engine went away and nothing is left."""
+        if not self._has_news:
+            if self._error is not None:
+                raise self._error
+            return None
         logprobs = TokenLogprobs.join(self._logprobs) if self._logprobs else None
         delta = TokenDelta(
             tuple(self._tokens), self._started, self._finish, logprobs, tuple(self._prompt_scores)
         )
         self._tokens, self._started, self._finish = [], None, None
         self._logprobs, self._prompt_scores = [], []
+        self._has_news = False
         return delta
+
+    async def get(self) -> TokenDelta:
+        """Wait for news and take it. Raises what take() does."""
+        news = asyncio.Event()
+        self.on_news(news.set)
+        while (delta := self.take()) is None:
+            await news.wait()
+            news.clear()
+        return delta
+
+    def _tell(self) -> None:
+        self._has_news = self._has_news or self._error is None
+        if self._wake is not None:
+            self._wake()
 
 
 class EngineClient(Protocol):

@@ -104,4 +104,11 @@ class AnswerFormat(Protocol):
         """None, one or several chunks for one event."""
         ...
 
+    def plain_chunk(self, index: int, text: str) -> WireObject | None:
+        """The chunk for more text of a choice and nothing else.
+
+        None if there is more than `text` to tell two such chunks of one choice apart.
+        """
+        ...
+
     def usage_chunk(self, usage: Usage) -> WireObject: ...

@@ -111,6 +111,9 @@ class ChatFormat:
             case _:
                 return []
 
+    def plain_chunk(self, index: int, text: str) -> WireObject:
+        return self._chunk(index, {"content": text})
+
     def usage_chunk(self, usage: Usage) -> WireObject:
         return {**self.head.as_json("chat.completion.chunk"), "choices": [], "usage": usage.as_json()}
 

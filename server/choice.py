@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -121,49 +121,60 @@ class Choice:
         self._num_chars_emitted = 0  # of it past the stop strings
         self._pieces: list[MessagePiece] = []  # parsed and not yet told
         self._has_calls = False
+        self._is_announced = False
+        self._awaits_prompt = reading.echo is not None
 
-    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """Every event of this choice. Raises GenerationFailed, or EngineDied if it was still waiting."""
-        has_started = False
-        awaits_prompt = self._reading.echo is not None
-        while not self.is_finished:
-            delta = await self._next_delta()
-            if not has_started:
-                has_started = True
-                yield ChoiceStarted(self.index)
-            self._scores.extend(delta.prompt_scores)
-            if awaits_prompt and (delta.tokens or delta.finish is not None):
-                awaits_prompt = False
-                yield ChoicePrompt(self.index, self._prompt_entries())
-            text = self._absorb(delta)
+    def on_news(self, wake: Callable[[], None]) -> None:
+        """See TokenMailbox."""
+        self._mailbox.on_news(wake)
+
+    def take(self) -> list[ChoiceEvent]:
+        """The events since the last take(), perhaps none. Does not wait.
+
+        Raises GenerationFailed, or EngineDied if it was still waiting.
+        """
+        delta = self._next_delta()
+        if delta is None:
+            return []
+        events: list[ChoiceEvent] = []
+        if not self._is_announced:
+            self._is_announced = True
+            events.append(ChoiceStarted(self.index))
+        self._scores.extend(delta.prompt_scores)
+        if self._awaits_prompt and (delta.tokens or delta.finish is not None):
+            self._awaits_prompt = False
+            events.append(ChoicePrompt(self.index, self._prompt_entries()))
+        text = self._absorb(delta)
+        finished = self._finish_of(delta.finish)
+        if finished is not None and self._matcher.matched is None:
+            text += self._flush()
             finished = self._finish_of(delta.finish)
-            if finished is not None and self._matcher.matched is None:
-                text += self._flush()
-                finished = self._finish_of(delta.finish)
-            self._num_chars_emitted += len(text)
-            news = self._news(text, is_last=finished is not None)
-            if finished is not None:
-                if self._has_calls and finished.finish_reason == "stop":
-                    finished = ChoiceFinished(self.index, "tool_calls", None)
-                self.is_finished = True
-                self._timer.finished(finished.finish_reason)
-            if news is not None:
-                yield news
-            if finished is not None:
-                yield finished
+        self._num_chars_emitted += len(text)
+        news = self._news(text, is_last=finished is not None)
+        if news is not None:
+            events.append(news)
+        if finished is not None:
+            if self._has_calls and finished.finish_reason == "stop":
+                finished = ChoiceFinished(self.index, "tool_calls", None)
+            self.is_finished = True
+            self._timer.finished(finished.finish_reason)
+            events.append(finished)
+        return events
 
     def abandon(self, reason: Literal["abort", "error"]) -> None:
         """Record that nobody will read on."""
         self.is_finished = True
         self._timer.finished(reason)
 
-    async def _next_delta(self) -> TokenDelta:
+    def _next_delta(self) -> TokenDelta | None:
         try:
-            delta = await self._mailbox.get()
+            delta = self._mailbox.take()
         except EngineDied as error:
             if self.started is None:
                 raise
             raise GenerationFailed("the engine ended while this request was running") from error
+        if delta is None:
+            return None
         if delta.started is not None:
             if self.started is None:
                 self._timer.started(delta.started.queue_time_s)

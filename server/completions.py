@@ -126,6 +126,9 @@ class CompletionsFormat:
             case _:
                 return []
 
+    def plain_chunk(self, index: int, text: str) -> WireObject:
+        return self._chunk(index, text, None, None)
+
     def usage_chunk(self, usage: Usage) -> WireObject:
         return {**self.head.as_json("text_completion"), "choices": [], "usage": usage.as_json()}
 

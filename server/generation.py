@@ -1,17 +1,18 @@
-"""All choices of one request: submitted together, merged into one stream of events, given up together."""
+"""All choices of one request: submitted together, read as one stream of events, given up together."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from forkpoint.configs.errors import EngineDied
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.scheduler.client import EngineClient
 from forkpoint.scheduler.messages import Submit
-from forkpoint.server.choice import Choice, ChoiceEnding, ChoiceEvent, ChoiceFinished, ChoiceReading, Echo
+from forkpoint.server.choice import Choice, ChoiceEnding, ChoiceEvent, ChoiceReading, Echo
+from forkpoint.server.errors import GenerationFailed
 from forkpoint.server.generation_fields import GenerationOptions
 from forkpoint.server.prompts import TokenIds
 from forkpoint.server.request_metrics import RequestTimer
@@ -119,11 +120,34 @@ class Generation:
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 
-    async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
-        """The events of all choices as they come, until all are finished. Raises what the first raises."""
-        async with aclosing(merge([self._events_of(choice) for choice in self.choices])) as merged:
-            async for event in merged:
-                yield event
+    async def events(self) -> AsyncGenerator[list[ChoiceEvent], None]:
+        """The events of all choices as they come, those of one moment together, until all are finished.
+
+        Raises what the first choice raises, after the events that came before it. A reader that does not
+        come back soon gets more at once: tokens wait in the mailboxes, where they merge.
+        """
+        news = asyncio.Event()
+        for choice in self.choices:
+            choice.on_news(news.set)
+        running = list(self.choices)
+        while running:
+            await news.wait()
+            news.clear()
+            events: list[ChoiceEvent] = []
+            failure: Exception | None = None
+            try:
+                for choice in running:
+                    events += choice.take()
+            except (GenerationFailed, EngineDied) as error:
+                failure = error
+            for choice in running:
+                if choice.is_finished and choice.runs_in_engine:
+                    self._engine.abort(choice.uid)  # after a stop string the engine would go on
+            running = [choice for choice in running if not choice.is_finished]
+            if events:
+                yield events
+            if failure is not None:
+                raise failure
 
     def close(self, *, has_failed: bool = False) -> None:
         """Make the engine give up what is not finished. Idempotent."""
@@ -132,40 +156,3 @@ class Generation:
                 if choice.runs_in_engine:
                     self._engine.abort(choice.uid)
                 choice.abandon("error" if has_failed else "abort")
-
-    async def _events_of(self, choice: Choice) -> AsyncGenerator[ChoiceEvent, None]:
-        async with aclosing(choice.events()) as events:
-            async for event in events:
-                if isinstance(event, ChoiceFinished) and choice.runs_in_engine:
-                    self._engine.abort(choice.uid)  # after a stop string the engine would go on
-                yield event
-
-
-async def merge(
-    sources: Sequence[AsyncGenerator[ChoiceEvent, None]],
-) -> AsyncGenerator[ChoiceEvent, None]:
-    """What the sources give, as it comes. Holds one event of each at most: a slow reader slows them all."""
-    if len(sources) == 1:  # the common case needs no task per event
-        async with aclosing(sources[0]) as only:
-            async for event in only:
-                yield event
-        return
-    order = {source: i for i, source in enumerate(sources)}
-    pending = {asyncio.ensure_future(anext(source)): source for source in sources}
-    try:
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=lambda task: order[pending[task]]):
-                source = pending.pop(task)
-                try:
-                    event = task.result()
-                except StopAsyncIteration:
-                    continue
-                yield event
-                pending[asyncio.ensure_future(anext(source))] = source
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        for source in sources:
-            await source.aclose()

@@ -12,11 +12,14 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forkpoint.server.answer_format import AnswerFormat, ChoiceCollector
+from forkpoint.server.answer_format import AnswerFormat, ChoiceCollector, WireObject
+from forkpoint.server.choice import ChoiceDelta, ChoiceEvent
 from forkpoint.server.errors import ClientGone, ErrorReply
 from forkpoint.server.generation import Generation, GenerationRequest
 from forkpoint.server.generation_fields import GenerationOptions
+from forkpoint.server.message_pieces import ContentPiece
 from forkpoint.server.services import Services
+from forkpoint.server.spliced_frames import SplicedFrames
 from forkpoint.server.sse import EventStream, encode_event
 from forkpoint.server.watched import raise_on_disconnect, run_watched
 
@@ -113,8 +116,9 @@ class GenerationResponse(Response):
 async def _collect(generation: Generation, answer_format: AnswerFormat, send: Send) -> None:
     collectors = [ChoiceCollector() for _ in generation.choices]
     async with aclosing(generation.events()) as events:
-        async for event in events:
-            collectors[event.index].add(event)
+        async for news in events:
+            for event in news:
+                collectors[event.index].add(event)
     choices = [collector.finished() for collector in collectors]
     body = orjson.dumps(answer_format.answer(choices, generation.usage))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
@@ -125,16 +129,56 @@ async def _collect(generation: Generation, answer_format: AnswerFormat, send: Se
 async def _stream(
     generation: Generation, options: GenerationOptions, answer_format: AnswerFormat, stream: EventStream
 ) -> None:
+    encoder = _EventEncoder(generation, options, answer_format)
     async with aclosing(generation.events()) as events:
-        async for event in events:
-            for chunk in answer_format.chunks(event):
-                if options.has_usage:
-                    # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
-                    chunk["usage"] = generation.usage.as_json() if options.has_continuous_usage else None
-                await stream.write(encode_event(chunk))
+        async for news in events:
+            frames = b"".join(map(encoder.frames, news))
+            if frames:
+                await stream.write(frames)
     if options.has_usage:
         await stream.write(encode_event(answer_format.usage_chunk(generation.usage)))
     await stream.finish()
+
+
+class _EventEncoder:
+    """Frames of one stream's events. Mutable: keeps what frames of plain text have in common."""
+
+    def __init__(
+        self, generation: Generation, options: GenerationOptions, answer_format: AnswerFormat
+    ) -> None:
+        self._generation = generation
+        self._options = options
+        self._format = answer_format
+        self._plain: dict[int, SplicedFrames | None] = {}
+
+    def frames(self, event: ChoiceEvent) -> bytes:
+        if not self._options.has_continuous_usage:
+            match event:
+                case ChoiceDelta(index, (ContentPiece(text),), ()):
+                    if index not in self._plain:
+                        self._plain[index] = self._splicing(index)
+                    spliced = self._plain[index]
+                    if spliced is not None:
+                        return spliced.frame(text)
+        return b"".join(map(self._frame, self._format.chunks(event)))
+
+    def _frame(self, chunk: WireObject) -> bytes:
+        if self._options.has_usage:
+            # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
+            is_told = self._options.has_continuous_usage
+            chunk["usage"] = self._generation.usage.as_json() if is_told else None
+        return encode_event(chunk)
+
+    def _splicing(self, index: int) -> SplicedFrames | None:
+        if self._format.plain_chunk(index, "") is None:
+            return None
+
+        def encode(text: str) -> bytes:
+            chunk = self._format.plain_chunk(index, text)
+            assert chunk is not None
+            return self._frame(chunk)
+
+        return SplicedFrames(encode)
 
 
 async def _end_with_error(stream: EventStream, error: Exception) -> None:

@@ -7,6 +7,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from forkpoint.configs.errors import EngineDied, EngineDraining, EngineLoading, QueueFull, RequestError
+from forkpoint.server.histogram import LoopHistogram
 
 _TTFT_BUCKETS_S = (
     0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0
@@ -31,7 +32,7 @@ class RequestMetrics:
             buckets=_TTFT_BUCKETS_S,
             registry=registry,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = LoopHistogram(
             "forkpoint_inter_token_latency_seconds",
             "Between two tokens of a choice; tokens that came together share their gap.",
             buckets=_ITL_BUCKETS_S,
@@ -89,8 +90,8 @@ class ChoiceTimer:
         if self._last_token_s is None:
             self._metrics.time_to_first_token.observe(now_s - self._arrival_s)
         else:
-            for _ in range(num_tokens):
-                self._metrics.inter_token_latency.observe((now_s - self._last_token_s) / num_tokens)
+            gap_s = (now_s - self._last_token_s) / num_tokens
+            self._metrics.inter_token_latency.observe(gap_s, times=num_tokens)
         self._last_token_s = now_s
 
     def finished(self, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -69,7 +69,7 @@ class VllmAliases(Collector):
                     family.add_metric([sample.labels["finish_reason"], self._model_name], sample.value)
         return family
 
-    def _histogram(self, name: str, original: Histogram) -> Metric:
+    def _histogram(self, name: str, original: Collector) -> Metric:
         family = Metric(f"vllm:{name}", f"As forkpoint_{name}.", "histogram")
         for metric in original.collect():
             for sample in metric.samples:
