@@ -38,8 +38,11 @@ class Decoder:
             model.config.embedding_multiplier, dtype=model.dtype, device=model.device
         )
 
-    def logits(self, inputs: ForwardInput) -> torch.Tensor:
-        """Run the batch and write its KV. Returns the sample rows' logits, [S, V] float32."""
+    def run(self, inputs: ForwardInput) -> torch.Tensor:
+        """Run the batch and write its KV. Returns the last layer's output for inputs.output_rows.
+
+        [S + N, hidden], in the order of output_rows; head() makes logits of it.
+        """
         rows = self._all_rows(inputs)
         x = F.embedding(rows.batch.token_ids, self._model.weights.embedding)
         if self._config.embedding_multiplier != 1.0:
@@ -50,7 +53,7 @@ class Decoder:
             if above is None:
                 # Only KV was wanted of this layer, and none of the layers above: an early chunk of a rebuild.
                 self._write_kv(x, index, rows)
-                return self._no_logits()
+                return x[:0]
             if above is not rows:
                 planned = ()
             if spec.kind not in planned:
@@ -60,7 +63,16 @@ class Decoder:
                 planned += kinds
             x = self._layer(x, index, rows, above)
             rows = above
-        return self._head(x)
+        return x
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [N, V] float32 of rows [N, hidden] that run() returned."""
+        if not len(x):
+            return torch.empty((0, self._config.vocab_size), device=self._model.device)
+        logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
+        if self._config.final_softcap is not None:
+            logits = self._config.final_softcap * torch.tanh(logits / self._config.final_softcap)
+        return logits
 
     def _all_rows(self, inputs: ForwardInput) -> _Rows:
         batch = _copy_to_device(inputs, self._model.device)
@@ -102,11 +114,11 @@ class Decoder:
             assert above.kept is not None
             q, x = q.index_select(0, above.kept), x.index_select(0, above.kept)
         if index == self._config.num_layers - 1:
-            # Above the last KV only the sampled rows matter; a chunk that samples nothing ends here.
-            x = x.index_select(0, above.batch.sample_rows)
+            # Above the last KV only the output rows matter; a chunk that wants none ends here.
+            x = x.index_select(0, above.batch.output_rows)
             if not len(x):
                 return x
-            attended = self._backend.attend(q, index).index_select(0, above.batch.sample_rows)
+            attended = self._backend.attend(q, index).index_select(0, above.batch.output_rows)
         else:
             attended = self._backend.attend(q, index)
         branch = weights.o(attended.flatten(1))
@@ -118,25 +130,14 @@ class Decoder:
             branch = weights.mlp_output_norm(branch)
         return x + branch
 
-    def _no_logits(self) -> torch.Tensor:
-        return torch.empty((0, self._config.vocab_size), device=self._model.device)
-
-    def _head(self, x: torch.Tensor) -> torch.Tensor:
-        if not len(x):
-            return self._no_logits()
-        logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
-        if self._config.final_softcap is not None:
-            logits = self._config.final_softcap * torch.tanh(logits / self._config.final_softcap)
-        return logits
-
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A step on the device, all int64. token_ids, positions, write_slots: [T], sample_rows: [S]."""
+    """A step on the device, all int64. token_ids, positions, write_slots: [T], output_rows: [S + N]."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
-    sample_rows: torch.Tensor
+    output_rows: torch.Tensor
     write_slots: Mapping[Kind, torch.Tensor]
 
 
@@ -152,12 +153,12 @@ class _Rows:
 
 def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:
     kinds = tuple(inputs.tables)
-    arrays: list[NDArray[np.integer]] = [inputs.token_ids, inputs.positions, inputs.sample_rows]
+    arrays: list[NDArray[np.integer]] = [inputs.token_ids, inputs.positions, inputs.output_rows]
     arrays += [inputs.tables[kind].write_slots for kind in kinds]
     # One copy for all of them: a copy per array would cost a launch each.
     packed = torch.from_numpy(np.concatenate(arrays, dtype=np.int64)).to(device)
-    token_ids, positions, sample_rows, *write_slots = torch.split(packed, [len(array) for array in arrays])
-    return _Batch(token_ids, positions, sample_rows, dict(zip(kinds, write_slots, strict=True)))
+    token_ids, positions, output_rows, *write_slots = torch.split(packed, [len(array) for array in arrays])
+    return _Batch(token_ids, positions, output_rows, dict(zip(kinds, write_slots, strict=True)))
 
 
 def _project(

@@ -15,7 +15,7 @@ from first_rows[l+1] on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -54,6 +54,19 @@ class KindTable:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoredRows:
+    """Rows of a batch whose next token is known, and is to be scored.
+
+    rows: [N] int64, none of them sampled. token_ids: [N] int32, what follows each.
+    num_top: how many of the most likely tokens are wanted with each.
+    """
+
+    rows: NDArray[np.int64]
+    token_ids: NDArray[np.int32]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardInput:
     """One ragged batch: prefill chunks and decode rows of B sequences, T rows in all.
 
@@ -63,6 +76,7 @@ class ForwardInput:
     tables: one KindTable for each kind that the model has.
     sample_rows: [S] int64, the rows whose logits are wanted (the last row of some sequences).
     first_rows: [L+1, B] int32, a[l] of each sequence, 0 where it does not rebuild; None when none does.
+    scored: rows to score beside those; None when there are none.
     """
 
     token_ids: NDArray[np.int32]
@@ -72,6 +86,14 @@ class ForwardInput:
     tables: Mapping[Kind, KindTable]
     sample_rows: NDArray[np.int64]
     first_rows: NDArray[np.int32] | None = None
+    scored: ScoredRows | None = None
+
+    @property
+    def output_rows(self) -> NDArray[np.int64]:
+        """[S + N] sample_rows, then the scored rows: all whose final hidden state is wanted."""
+        if self.scored is None:
+            return self.sample_rows
+        return np.concatenate([self.sample_rows, self.scored.rows])
 
     @property
     def num_rows(self) -> int:
@@ -88,11 +110,21 @@ class Draw:
 
     position: index of the new token in its sequence. The random number is a pure function of
     (params.seed, choice, position), so neighbours and batch order cannot change it.
+    token_ids: [position] int32, prompt and output so far, of which the first prompt_len are the prompt; only
+    penalties and min_tokens ask for them. A view into the sequence, valid during the step.
+    mask: [ceil(V / 32)] int32, bit t % 32 of mask[t // 32] says whether token t may be chosen; None: all may.
     """
 
     params: SamplingParams
     choice: int
     position: int
+    token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    prompt_len: int = 0
+    mask: NDArray[np.int32] | None = None
+
+    @property
+    def num_generated(self) -> int:
+        return self.position - self.prompt_len
 
 
 Draws = Sequence[Draw]

@@ -1,8 +1,8 @@
-"""The model as the scheduler sees it: a ragged batch in, sampled tokens out."""
+"""The model as the scheduler sees it: a ragged batch in, sampled tokens and their log-probabilities out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,10 +12,15 @@ from forkpoint.model.attention.backends import make_backend
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.decoder import Decoder
 from forkpoint.model.device import resolve_kv_dtype
-from forkpoint.model.inputs import Draws, ForwardInput, Kind, KindTable
+from forkpoint.model.inputs import Draws, ForwardInput, Kind, KindTable, ScoredRows
 from forkpoint.model.kv import KvPools
 from forkpoint.model.load import Model
+from forkpoint.model.logprobs import token_logprobs
+from forkpoint.model.outputs import StepOutput, TokenLogprobs
 from forkpoint.model.sampler import sample
+
+# Logits of rows that are only scored are made in blocks: 64 MiB are 64 rows of 262,144.
+SCORED_LOGITS_BYTES = 64 * 1024 * 1024
 
 
 class ModelRunner:
@@ -67,16 +72,41 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, inputs: ForwardInput) -> torch.Tensor:
         """Run one step and write its KV. Returns the logits of inputs.sample_rows, [S, V] float32."""
-        return self._decoder.logits(inputs)
+        return self._decoder.head(self._decoder.run(inputs)[: len(inputs.sample_rows)])
 
     @torch.inference_mode()
-    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
-        """Run one step and choose a token for each sample row, [S]; draws[i] says how for sample_rows[i].
+    def step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
+        """Run one step, choose a token for each sample row and score the scored ones.
 
-        Raises FloatingPointError if logits are not finite.
+        draws[i] says how for sample_rows[i].
+        A row with logits that are not finite, or with nothing to choose from, is a fault of that row alone.
         """
-        assert len(draws) == len(inputs.sample_rows), "one draw for each sample row"
-        return sample(self._decoder.logits(inputs), draws)
+        num_sampled = len(inputs.sample_rows)
+        assert len(draws) == num_sampled, "one draw for each sample row"
+        hidden = self._decoder.run(inputs)
+        logits = self._decoder.head(hidden[:num_sampled])
+        tokens, faults = sample(logits, draws)
+        asking = [row for row in range(num_sampled) if draws[row].params.num_logprobs is not None]
+        return StepOutput(
+            tokens,
+            faults,
+            _logprobs_of(logits, tokens, draws, [row for row in asking if row not in faults]),
+            self._score(hidden[num_sampled:], inputs.scored),
+        )
+
+    def _score(self, hidden: torch.Tensor, scored: ScoredRows | None) -> TokenLogprobs | None:
+        if scored is None:
+            return None
+        block = max(1, SCORED_LOGITS_BYTES // (4 * self.config.vocab_size))
+        parts = [
+            token_logprobs(
+                self._decoder.head(hidden[start : start + block]),
+                scored.token_ids[start : start + block],
+                scored.num_top,
+            )
+            for start in range(0, len(scored.rows), block)
+        ]
+        return TokenLogprobs.join(parts) if parts else TokenLogprobs.none(scored.num_top)
 
     def warm_up(self, num_rows: int = 64) -> None:
         """Run a prefill of num_rows and one decode row, so that the first request pays for no set-up.
@@ -86,6 +116,18 @@ class ModelRunner:
         page_size = self._pools.page_size
         for rows in (num_rows, 1):
             self.logits(_scratch_input(rows, page_size, self.config))
+
+
+def _logprobs_of(
+    logits: torch.Tensor, tokens: NDArray[np.int64], draws: Draws, rows: Sequence[int]
+) -> dict[int, TokenLogprobs]:
+    """Of the chosen tokens of `rows`, each with as many of the most likely ones as its draw asks for."""
+    if not rows:
+        return {}
+    wanted = [draws[row].params.num_logprobs or 0 for row in rows]
+    own = logits if len(rows) == len(logits) else logits[list(rows)]
+    together = token_logprobs(own, tokens[list(rows)], max(wanted))
+    return {row: together.part(i, i + 1, wanted[i]) for i, row in enumerate(rows)}
 
 
 def _scratch_input(num_rows: int, page_size: int, config: ModelConfig) -> ForwardInput:

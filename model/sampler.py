@@ -1,4 +1,6 @@
-"""Choose one token per row of logits: a pure function of row, parameters and (seed, choice, position).
+"""Choose one token per row of logits: a pure function of row, draw and (seed, choice, position).
+
+Rows whose draws ask for it are adjusted first, as copies (model/adjust.py).
 
 Filters keep a prefix of the tokens by falling logit (lowest id first among equals), after temperature:
 
@@ -13,13 +15,16 @@ keep the choice the same when logits differ by rounding, as they do between batc
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from forkpoint.configs.sampling import SamplingParams
+from forkpoint.model.adjust import adjust, is_adjusted
 from forkpoint.model.inputs import Draw, Draws
+from forkpoint.model.outputs import RowFault
 
 _TWO_TO_64 = 1 << 64
 
@@ -30,21 +35,29 @@ _FIRST_NUCLEUS = 1024
 _LOWEST_TEMPERATURE = 1e-30
 
 
-def sample(logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
-    """Choose a token for each row of logits [S, V] float32; draws[i] says how for row i. Returns [S].
+def sample(logits: torch.Tensor, draws: Draws) -> tuple[NDArray[np.int64], dict[int, RowFault]]:
+    """Choose a token for each row of logits [S, V] float32; draws[i] says how for row i.
 
-    Temperature 0 takes the highest logit, the lowest id among equals. Rows do not influence each other.
-    Raises FloatingPointError if a row's highest logit is not finite.
+    Returns the tokens [S], and by row what kept a token from being chosen. Temperature 0 takes the highest
+    logit, the lowest id among equals. Rows do not influence each other. Does not change `logits`.
     """
     if not draws:
-        return np.empty(0, dtype=np.int64)
-    tokens = _greedy(logits)
-    random_rows = [row for row, draw in enumerate(draws) if draw.params.temperature > 0.0]
-    if random_rows:
-        scores = (logits if len(random_rows) == len(draws) else logits[random_rows]).cpu()
-        for row, row_scores in zip(random_rows, scores, strict=True):
-            tokens[row] = _sample_row(row_scores.numpy(), draws[row])
-    return tokens
+        return np.empty(0, dtype=np.int64), {}
+    tokens, highest = _greedy(logits)
+    faults = {int(row): RowFault.DAMAGED for row in np.flatnonzero(~np.isfinite(highest))}
+    sound = {row: draw for row, draw in enumerate(draws) if row not in faults}
+    adjusted = [row for row, draw in sound.items() if is_adjusted(draw)]
+    if adjusted:
+        own = logits[adjusted]
+        own_draws = [sound.pop(row) for row in adjusted]
+        adjust(own, own_draws)
+        own_tokens, highest = _greedy(own)
+        is_empty = np.isneginf(highest)
+        _draw_random(own, {i: draw for i, draw in enumerate(own_draws) if not is_empty[i]}, own_tokens)
+        tokens[adjusted] = own_tokens
+        faults |= {adjusted[i]: RowFault.NOTHING_ALLOWED for i in np.flatnonzero(is_empty)}
+    _draw_random(logits, sound, tokens)
+    return tokens, faults
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -54,23 +67,27 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(int(raw) >> 11) * 2.0**-53
 
 
-def _greedy(logits: torch.Tensor) -> NDArray[np.int64]:
-    tokens: NDArray[np.int64]
+def _greedy(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The highest logit of each row: its id, the lowest among equals, and its value (NaN if there is one)."""
     if logits.device.type == "cpu":
         # numpy's argmax is vectorised, torch's is not: 262,144 logits in 0.05 ms against 1.
         scores = logits.numpy()
-        tokens = scores.argmax(axis=-1)
-        highest = scores[np.arange(len(scores)), tokens]
-    else:
-        values, ids = logits.max(dim=-1)
-        tokens, highest = ids.cpu().numpy(), values.cpu().numpy()
-    damaged = np.flatnonzero(~np.isfinite(highest))
-    if len(damaged):
-        raise FloatingPointError(
-            f"the highest logit of sample row {damaged[0]} is {highest[damaged[0]]}; "
-            "weights or cached state are damaged"
-        )
-    return tokens
+        tokens: NDArray[np.int64] = scores.argmax(axis=-1)
+        return tokens, scores[np.arange(len(scores)), tokens]
+    values, ids = logits.max(dim=-1)
+    return ids.cpu().numpy(), values.cpu().numpy()
+
+
+def _draw_random(logits: torch.Tensor, draws: Mapping[int, Draw], tokens: NDArray[np.int64]) -> None:
+    """Put a drawn token in the place of each row of `draws` that has a temperature."""
+    rows = [row for row, draw in draws.items() if draw.params.temperature > 0.0]
+    if not rows:
+        return
+    # On the CPU rows are read where they are; from elsewhere they come in one copy.
+    scores = logits if logits.device.type == "cpu" else logits[rows].cpu()
+    for index, row in enumerate(rows):
+        row_scores = scores[row if scores is logits else index]
+        tokens[row] = _sample_row(row_scores.numpy(), draws[row])
 
 
 def _sample_row(logits: NDArray[np.float32], draw: Draw) -> int:

@@ -26,7 +26,8 @@ def trim(
     new_lengths = np.bincount(sequence_of_row[kept], minlength=len(lengths))
     stays = np.flatnonzero(new_lengths)
     new_row = np.cumsum(is_kept) - 1
-    # A sampled row is the last of its sequence, at or past the full hit: it is never dropped.
+    # Rows that are sampled or scored lie at or past the full hit: they are never dropped.
+    scored = inputs.scored
     trimmed = replace(
         inputs,
         token_ids=inputs.token_ids[kept],
@@ -36,6 +37,7 @@ def trim(
         tables={kind: _select(table, stays, kept) for kind, table in inputs.tables.items()},
         sample_rows=new_row[inputs.sample_rows].astype(np.int64),
         first_rows=None if inputs.first_rows is None else inputs.first_rows[:, stays],
+        scored=None if scored is None else replace(scored, rows=new_row[scored.rows].astype(np.int64)),
     )
     return trimmed, kept
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from forkpoint.cache.pages import PageIds, num_pages_for
 from forkpoint.configs.staircase import Staircase
-from forkpoint.model.inputs import Draw, ForwardInput, Kind, KindTable
+from forkpoint.model.inputs import Draw, ForwardInput, Kind, KindTable, ScoredRows
 from forkpoint.scheduler.plan import Span, StepPlan
+from forkpoint.scheduler.sequence import Sequence
 
 
 def build_forward_input(
@@ -32,16 +33,40 @@ def build_forward_input(
         tables={kind: _table(spans, kind, page_size) for kind in kinds},
         sample_rows=(q_indptr[1:] - 1)[sampling].astype(np.int64),
         first_rows=_first_rows(spans, staircase),
+        scored=_scored_rows(spans, q_indptr),
     )
 
 
 def draws_of(plan: StepPlan) -> list[Draw]:
     """How to sample each row of `sample_rows`."""
-    return [
-        Draw(span.sequence.params, span.sequence.choice, span.sequence.num_tokens)
-        for span in plan.spans
-        if span.samples
-    ]
+    return [_draw_of(span.sequence) for span in plan.spans if span.samples]
+
+
+def _draw_of(sequence: Sequence) -> Draw:
+    constraint = sequence.constraint
+    may_end = sequence.num_generated >= sequence.params.min_tokens
+    return Draw(
+        sequence.params,
+        sequence.choice,
+        sequence.num_tokens,
+        token_ids=sequence.tokens,
+        prompt_len=sequence.prompt_len,
+        mask=None if constraint is None else constraint.mask(may_end=may_end),
+    )
+
+
+def _scored_rows(spans: tuple[Span, ...], q_indptr: NDArray[np.int32]) -> ScoredRows | None:
+    scoring = [index for index, span in enumerate(spans) if span.scored]
+    if not scoring:
+        return None
+    rows, token_ids = [], []
+    for index in scoring:
+        span, scored = spans[index], spans[index].scored
+        first = int(q_indptr[index]) + scored.start - span.start
+        rows.append(np.arange(first, first + len(scored), dtype=np.int64))
+        token_ids.append(span.sequence.tokens[scored.start + 1 : scored.stop + 1])
+    num_top = max(spans[index].sequence.params.num_logprobs or 0 for index in scoring)
+    return ScoredRows(np.concatenate(rows), np.concatenate(token_ids), num_top)
 
 
 def _first_rows(spans: tuple[Span, ...], staircase: Staircase | None) -> NDArray[np.int32] | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from forkpoint.cache import CacheGeometry, PrefixCache
-from forkpoint.configs.errors import ConfigError
+from forkpoint.configs.errors import ConfigError, ModelLoadError
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.configs.staircase import Staircase
 from forkpoint.model.config import ModelConfig
@@ -16,12 +19,16 @@ from forkpoint.model.device import resolve_device, resolve_kv_dtype
 from forkpoint.model.inputs import Kind
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
+from forkpoint.scheduler.constraint import Compilations
 from forkpoint.scheduler.engine import Engine, Runner
+from forkpoint.scheduler.grammar import GrammarCompiler
 from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.memory import available_bytes, check_kv_memory, kv_memory_bytes
 from forkpoint.scheduler.messages import EngineInfo, LoadProgress
 from forkpoint.scheduler.pool_sizes import PoolDemand, PoolSizes, size_pools
 from forkpoint.scheduler.scheduler import Scheduler
+
+log = structlog.get_logger("forkpoint.engine")
 
 Progress = Callable[[LoadProgress], None]
 
@@ -53,7 +60,20 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     )
     runner.warm_up()
     progress(LoadProgress("warming up", 1, 1))
-    return make_engine(config, limits, runner, _info(limits, model, runner))
+    compilations = _compilations(config.model_dir, model.config)
+    return make_engine(config, limits, runner, _info(limits, model, runner), compilations)
+
+
+def _compilations(model_dir: Path, config: ModelConfig) -> Compilations | None:
+    """None, with a line in the log, where the tokenizer cannot follow grammars."""
+    if not (model_dir / "tokenizer.json").is_file():
+        return None
+    try:
+        compiler = GrammarCompiler.load(model_dir, config.vocab_size, config.eos_token_ids)
+    except ModelLoadError as error:
+        log.warning("grammars_unavailable", reason=str(error))
+        return None
+    return Compilations(compiler)
 
 
 class TiledRunner(Runner, Protocol):
@@ -67,9 +87,13 @@ class TiledRunner(Runner, Protocol):
 
 
 def make_engine(
-    config: EngineConfig, limits: SchedulerLimits, runner: TiledRunner, info: EngineInfo
+    config: EngineConfig,
+    limits: SchedulerLimits,
+    runner: TiledRunner,
+    info: EngineInfo,
+    compilations: Compilations | None = None,
 ) -> Engine:
-    """Cache and scheduler around a runner."""
+    """Cache and scheduler around a runner. compilations: None refuses requests with a grammar."""
     grid = math.lcm(runner.tile_rows, config.page_size)
     if grid <= limits.max_rows:
         limits = replace(limits, chunk_grid=grid)
@@ -82,7 +106,8 @@ def make_engine(
         enabled=config.enable_radix_cache,
         staircase=_staircase(config, runner),
     )
-    return Engine(Scheduler(cache, limits), runner, kinds=runner.config.kinds, info=info)
+    scheduler = Scheduler(cache, limits, compilations=compilations)
+    return Engine(scheduler, runner, kinds=runner.config.kinds, info=info)
 
 
 def _staircase(config: EngineConfig, runner: TiledRunner) -> Staircase | None:

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from forkpoint.cache.prefix_cache import PoolUse
 from forkpoint.model.inputs import Draws, ForwardInput, Kind
+from forkpoint.model.outputs import StepOutput
 from forkpoint.scheduler.batch import build_forward_input, draws_of
 from forkpoint.scheduler.messages import (
     Abort,
@@ -36,8 +36,8 @@ MAX_FAILED_STEPS = 3
 class Runner(Protocol):
     """What runs a step: the model, or a double that checks its tables."""
 
-    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
-        """[S] one token for each of inputs.sample_rows."""
+    def step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
+        """One token for each of inputs.sample_rows, and the scores of inputs.scored."""
         ...
 
 
@@ -88,8 +88,8 @@ class Engine:
     def step(self) -> StepTokens:
         """Run one step, if there is work, and report it with everything that happened before it.
 
-        A step that raises ends the requests in it with an error; when logits are not finite, everything that
-        is cached goes too. Raises EngineBroken when that repeats.
+        A step that raises ends the requests in it with an error. A row whose logits are not finite ends its
+        own request, and everything that is cached goes. Raises EngineBroken when steps in a row give nothing.
         """
         started_s = self._clock()
         plan = self.scheduler.plan()
@@ -105,29 +105,37 @@ class Engine:
             step_s=self._clock() - started_s,
             num_prefill_rows=plan.num_prefill_rows,
             num_decode_rows=plan.num_decode_rows,
+            logprobs=events.logprobs,
+            prompt_scores=tuple(events.prompt_scores),
         )
 
     def _run(self, plan: StepPlan) -> None:
         try:
             stairs = self.scheduler.cache.staircase
             inputs = build_forward_input(plan, self._kinds, self.info.page_size, stairs)
-            tokens = self._runner.step(inputs, draws_of(plan)).tolist()
+            output = self._runner.step(inputs, draws_of(plan))
         except Exception as error:
             log.exception("step_failed", num_sequences=len(plan.spans))
             self.scheduler.fail(
                 [span.sequence for span in plan.spans], f"the step failed: {type(error).__name__}"
             )
-            if isinstance(error, FloatingPointError):
-                # Damaged state may have been published by an earlier chunk: all who share it would fail, and
-                # their neighbours in the batch with them.
-                self.scheduler.drop_cached_state()
-            self._num_failed_in_a_row += 1
-            if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
-                raise EngineBroken(f"{MAX_FAILED_STEPS} steps in a row failed") from error
+            self._count_failed_step(error)
             return
-        self._num_failed_in_a_row = 0
         self._num_steps += 1
-        self.scheduler.commit(plan, tokens)
+        if not self.scheduler.commit(plan, output):
+            self._num_failed_in_a_row = 0
+            return
+        # Damaged state may have been published by an earlier chunk: all who share it would fail. What runs
+        # computes its state anew, from the same tokens.
+        log.error("logits_not_finite", num_sequences=len(plan.spans), num_faults=len(output.faults))
+        self.scheduler.drop_cached_state()
+        if len(output.faults) == len(output.tokens):
+            self._count_failed_step(None)
+
+    def _count_failed_step(self, cause: Exception | None) -> None:
+        self._num_failed_in_a_row += 1
+        if self._num_failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineBroken(f"{MAX_FAILED_STEPS} steps in a row failed") from cause
 
     def stats(self) -> EngineStats:
         scheduler, cache = self.scheduler, self.scheduler.cache

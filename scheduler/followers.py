@@ -20,6 +20,8 @@ def is_computed_by(spans: Iterable[Span], sequence: Sequence, match: Match, page
     Only a prefill with rows in this very step counts: one that was aborted, retracted or is stalled holds
     nobody up. Judged anew in each step, so that nothing must wake a follower.
     """
+    if sequence.is_scoring:
+        return False  # it computes everything itself
     least = max(page_size, MIN_SHARED_TOKENS)
     return any(
         _shares(span.sequence, sequence, match.full_len + least, span.sequence.prefill_end)

@@ -45,9 +45,10 @@ MAX_ERROR_CHARACTERS = 500
 class GrammarMatcher:
     """Follows one output through its grammar. Mutable; used by one thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
-        """`matcher` is owned from now on."""
+    def __init__(self, matcher: llguidance.LLMatcher, *, num_mask_words: int) -> None:
+        """`matcher` is owned from now on. num_mask_words: how many int32 hold a mask."""
         self._matcher = matcher
+        self.num_mask_words = num_mask_words
 
     @property
     def is_complete(self) -> bool:
@@ -57,7 +58,7 @@ class GrammarMatcher:
     def fill_mask(self, mask: NDArray[np.int32]) -> None:
         """Write which tokens may come next: bit t % 32 of mask[t // 32] for token t.
 
-        mask: [mask_words(vocab_size)] int32, contiguous. Raises RequestError when a limit is passed.
+        mask: [num_mask_words] int32, contiguous. Raises RequestError when a limit is passed.
         """
         fill_next_token_bitmask(self._matcher, mask[None, :])
         self._raise_error()
@@ -86,6 +87,8 @@ class GrammarCompiler:
         eos = sorted(token_id for token_id in set(eos_token_ids) if 0 <= token_id < vocab_size)
         if not eos:
             raise ModelLoadError("no token ends a text, so grammars cannot be followed")
+        self.eos_token_ids = frozenset(eos)
+        self._num_mask_words = -(-vocab_size // 32)
         # Any: the declared type is a class of the library's, whose attributes are all that it reads.
         vocabulary: Any = _Vocabulary(backend, vocab_size, eos[0])
         self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=eos)
@@ -118,7 +121,7 @@ class GrammarCompiler:
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """A new matcher, at the beginning of an output. Raises RequestError as check() tells it."""
-        return GrammarMatcher(self._compiled(grammar).deep_copy())
+        return GrammarMatcher(self._compiled(grammar).deep_copy(), num_mask_words=self._num_mask_words)
 
     def _compiled(self, grammar: str) -> llguidance.LLMatcher:
         """The kept matcher of `grammar`, which nobody may move on."""
@@ -141,11 +144,6 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         return llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
-
-
-def mask_words(vocab_size: int) -> int:
-    """How many int32 hold the mask of one row."""
-    return -(-vocab_size // 32)
 
 
 class _Vocabulary:

@@ -64,7 +64,7 @@ class SchedulerLimits:
         """Raises RequestError when a request could never run, even alone."""
         size = self.geometry.page_size
         slots = self.full_pages * size
-        if prompt_len >= self.context_length:
+        if prompt_len + min(1, max_tokens) > self.context_length:
             raise RequestError(
                 f"prompt has {prompt_len} tokens; the context is {self.context_length} (--context-length)",
                 code="context_length_exceeded",

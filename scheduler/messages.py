@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from forkpoint.cache.description import TreeDescription
 from forkpoint.configs.sampling import SamplingParams
+
+# By this name too: the server sees nothing of the model but what crosses the pipe.
+from forkpoint.model.outputs import TokenLogprobs as TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -162,31 +165,6 @@ class EngineStats:
     branch_points_hit: int = 0
     retractions: int = 0
     num_steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at N places of one sequence: log-softmax of the raw logits, -inf where it is that.
-
-    token_logprobs: [N] float32, of the token that is there. top_ids: [N, k] int32, the k most likely tokens,
-    falling, the lowest id first among equals. top_logprobs: [N, k] float32.
-    """
-
-    token_logprobs: NDArray[np.float32]
-    top_ids: NDArray[np.int32]
-    top_logprobs: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.token_logprobs)
-
-    @classmethod
-    def join(cls, parts: Sequence[TokenLogprobs]) -> TokenLogprobs:
-        """All places of `parts`, in order; at least one part, all with the same k."""
-        return cls(
-            np.concatenate([part.token_logprobs for part in parts]),
-            np.concatenate([part.top_ids for part in parts]),
-            np.concatenate([part.top_logprobs for part in parts]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,20 @@ class Span:
     @property
     def samples(self) -> bool:
         """Whether the last row's logits give the next token."""
+        return self.is_last and self.sequence.num_tokens_left > 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether everything is computed after it that there is."""
         return self.end == self.sequence.num_tokens
+
+    @property
+    def scored(self) -> range:
+        """Positions of the rows whose logits score the prompt token after them."""
+        sequence = self.sequence
+        if not sequence.is_scoring:
+            return range(0)
+        return range(max(self.start, sequence.next_scored - 1), min(self.end, sequence.prompt_len - 1))
 
     @property
     def lease(self) -> Lease:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from forkpoint.cache import CacheGeometry
 from forkpoint.cache.pages import num_pages_for
@@ -20,6 +19,7 @@ from forkpoint.model.attention.base import slots_between
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.inputs import Draws, ForwardInput
 from forkpoint.model.load import Model
+from forkpoint.model.outputs import StepOutput
 from forkpoint.model.runner import ModelRunner
 from forkpoint.scheduler.build import make_engine
 from forkpoint.scheduler.limits import SchedulerLimits
@@ -172,7 +172,7 @@ class _Recorder:
                 kv.keys.fill_(torch.nan)
                 kv.values.fill_(torch.nan)
 
-    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+    def step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
         try:
             logits = self._runner.logits(inputs)
             if not torch.isfinite(logits).all():
@@ -182,11 +182,11 @@ class _Recorder:
             raise
         self._record_window(inputs)
         if len(inputs.sample_rows) == 0:
-            return np.zeros(0, dtype=np.int64)
+            return StepOutput(np.zeros(0, dtype=np.int64))
         position = len(self.logits)
         self.logits.append(logits.to("cpu", torch.float32, copy=True))
         token = int(logits.argmax()) if self._forced is None else self._forced[position]
-        return np.array([token], dtype=np.int64)
+        return StepOutput(np.array([token], dtype=np.int64))
 
     def _record_window(self, inputs: ForwardInput) -> None:
         start, end = self._watched

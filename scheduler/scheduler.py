@@ -6,6 +6,7 @@ sequences, first come first served. Pages are reserved as rows are planned, so a
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -13,10 +14,12 @@ from dataclasses import dataclass, field
 
 from forkpoint.cache import Match, OutOfPages, PrefixCache
 from forkpoint.configs.errors import RequestError
+from forkpoint.model.outputs import RowFault, StepOutput, TokenLogprobs
 from forkpoint.scheduler.admission import Admission
+from forkpoint.scheduler.constraint import Compilations
 from forkpoint.scheduler.followers import is_computed_by
 from forkpoint.scheduler.limits import SchedulerLimits
-from forkpoint.scheduler.messages import Finish, FinishReason, Started, Submit
+from forkpoint.scheduler.messages import Finish, FinishReason, PromptScores, Started, Submit
 from forkpoint.scheduler.plan import Span, StepPlan
 from forkpoint.scheduler.sequence import Sequence
 from forkpoint.scheduler.work import WorkMeter
@@ -25,6 +28,8 @@ from forkpoint.scheduler.work import WorkMeter
 SHRUNK_CHUNK = 1024
 # Followers that one step passes by at most, for each costs a match.
 MAX_PASSED_BY = 64
+# How long a step with nothing else to do waits for a grammar, before messages are looked at again.
+GRAMMAR_WAIT_S = 0.01
 
 
 @dataclass(slots=True)
@@ -45,25 +50,37 @@ class SchedulerCounters:
 
 @dataclass(slots=True)
 class StepEvents:
-    """What happened since the last step: one sampled token per uid, starts and ends. Mutable: it collects."""
+    """What happened since the last step: one sampled token per uid, scores, starts and ends.
+
+    Mutable: it collects.
+    """
 
     uids: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     started: list[Started] = field(default_factory=list)
     finished: list[Finish] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_scores: list[PromptScores] = field(default_factory=list)
 
 
 class Scheduler:
     """Owns the sequences of one engine. Knows the cache, never the model."""
 
     def __init__(
-        self, cache: PrefixCache, limits: SchedulerLimits, *, clock: Callable[[], float] = time.monotonic
+        self,
+        cache: PrefixCache,
+        limits: SchedulerLimits,
+        *,
+        compilations: Compilations | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """compilations: None where the model has no tokenizer; requests with a grammar are refused then."""
         self.cache = cache
         self.limits = limits
         self.counters = SchedulerCounters()
         self._admission = Admission(cache, limits)
         self._work = WorkMeter(cache.staircase)
+        self._compilations = compilations
         self._clock = clock
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in order of admission
@@ -90,15 +107,24 @@ class Scheduler:
 
     def submit(self, submit: Submit) -> None:
         """Queue a sequence; one that can never fit ends at once with an error."""
+        sequence = Sequence(submit, arrival_s=self._clock())
         try:
             self.limits.check(len(submit.token_ids), submit.params.max_tokens)
+            self._start_grammar(sequence)
         except RequestError as error:
             self._events.finished.append(Finish(submit.uid, "error", message=str(error)))
             return
         assert submit.uid not in self._by_uid, f"uid {submit.uid} is in use"
-        sequence = Sequence(submit, arrival_s=self._clock())
         self._by_uid[submit.uid] = sequence
         self._waiting.append(sequence)
+
+    def _start_grammar(self, sequence: Sequence) -> None:
+        grammar = sequence.params.grammar
+        if grammar is None:
+            return
+        if self._compilations is None:
+            raise RequestError("this model has no tokenizer that grammars could be followed with")
+        sequence.compiling = self._compilations.start(grammar)
 
     def abort(self, uid: int) -> None:
         """End a sequence in whatever phase; unknown uids are ignored."""
@@ -126,16 +152,26 @@ class Scheduler:
     # ---- planning
 
     def plan(self) -> StepPlan:
-        """Choose and reserve the rows of the next step. Empty only when there is no work."""
+        """Choose and reserve the rows of the next step.
+
+        Empty only when there is no work, or when all that is left waits for its grammar; it then waits a bit.
+        """
         while True:
             spans: list[Span] = []
             self._plan_decodes(spans)
             self._plan_prefills(spans)
             self._admit(spans)
             if spans or not self._running:
+                if not spans:
+                    self._wait_for_grammar()
                 return StepPlan(tuple(spans))
             # Prefills hold all pages and none can go on: the newest gives way.
             self._give_way(self._running[-1])
+
+    def _wait_for_grammar(self) -> None:
+        compiling = [sequence.compiling for sequence in self._waiting if sequence.compiling is not None]
+        if compiling:
+            concurrent.futures.wait(compiling, GRAMMAR_WAIT_S, return_when=concurrent.futures.FIRST_COMPLETED)
 
     def _plan_decodes(self, spans: list[Span]) -> None:
         for sequence in list(self._running):
@@ -197,7 +233,7 @@ class Scheduler:
         assert lease is not None
         if not self.cache.enabled or sequence.num_computed < lease.full_hit:
             return
-        match = self.cache.match(sequence.tokens, sequence.namespace)
+        match = self.cache.match(sequence.reusable_tokens, sequence.namespace)
         start, full_hit = sequence.num_computed, match.full_len
         gained = full_hit - start
         if gained <= 0 or self._work.row_layers_below(match) >= self._work.row_layers_of(gained):
@@ -215,22 +251,42 @@ class Scheduler:
     # ---- admission
 
     def _admit(self, spans: list[Span]) -> None:
-        """Start waiting sequences in order. Followers are passed by; one that lacks pages blocks the rest."""
-        followers: list[Sequence] = []
+        """Start waiting sequences in order; one that lacks pages blocks the rest.
+
+        Passed by are followers, and those whose grammar is being compiled.
+        """
+        passed_by: list[Sequence] = []
         while self._waiting and len(self._running) < self.limits.max_running:
-            if self._work.rows_of(spans) >= self.limits.max_rows or len(followers) >= MAX_PASSED_BY:
+            if self._work.rows_of(spans) >= self.limits.max_rows or len(passed_by) >= MAX_PASSED_BY:
                 break
+            if not self._take_grammar(self._waiting[0]):
+                continue
             sequence = self._waiting.popleft()
-            match = self.cache.match(sequence.tokens, sequence.namespace)
+            if sequence.compiling is not None:
+                passed_by.append(sequence)
+                continue
+            match = self.cache.match(sequence.reusable_tokens, sequence.namespace)
             if self.cache.enabled and is_computed_by(spans, sequence, match, self.limits.geometry.page_size):
-                followers.append(sequence)
+                passed_by.append(sequence)
                 continue
             if not self._admission.fits(sequence, match, self._running):
                 self._waiting.appendleft(sequence)
                 break
             self._start(sequence, match)
             self._plan_chunk(sequence, spans)
-        self._waiting.extendleft(reversed(followers))
+        self._waiting.extendleft(reversed(passed_by))
+
+    def _take_grammar(self, sequence: Sequence) -> bool:
+        """Give a sequence its constraint if it is compiled by now; False if it failed, which ends it."""
+        if sequence.compiling is None or not sequence.compiling.done():
+            return True
+        try:
+            sequence.constraint = sequence.compiling.result()
+        except RequestError as error:
+            self._end(sequence, "error", message=str(error))
+            return False
+        sequence.compiling = None
+        return True
 
     def _start(self, sequence: Sequence, match: Match) -> None:
         self._acquire(sequence, match)
@@ -244,6 +300,10 @@ class Scheduler:
         sequence.first_full_hit, sequence.first_resume = match.full_len, match.resume_len
         rebuilt = 0 if self.cache.staircase is None else match.full_len - start
         self.counters.prompt_tokens += sequence.prompt_len
+        if sequence.params.scores_prompt and not sequence.is_scoring:
+            # A prompt of one token: there is nothing to score, which the reader must hear all the same.
+            nothing = TokenLogprobs.none(sequence.params.num_logprobs or 0)
+            self._events.prompt_scores.append(PromptScores(sequence.uid, 1, nothing))
         self._account(sequence, cached=start, rebuilt=rebuilt)
 
     def _acquire(self, sequence: Sequence, match: Match) -> None:
@@ -264,18 +324,48 @@ class Scheduler:
 
     # ---- after the model ran
 
-    def commit(self, plan: StepPlan, tokens: list[int]) -> None:
+    def commit(self, plan: StepPlan, output: StepOutput) -> bool:
         """Take in what a step computed: publish, append sampled tokens, end what is complete.
 
-        tokens: one for each span that samples, in order of the plan.
+        A row that went wrong ends its own sequence. Returns whether logits were damaged: what is cached may
+        be the cause then.
         """
-        sampled = iter(tokens)
+        num_sampled = num_scored = 0
+        is_damaged = False
         for span in plan.spans:
-            sequence = span.sequence
-            samples = span.samples
-            self._note_computed(span)
-            if samples:
-                self._append(sequence, next(sampled))
+            row = num_sampled if span.samples else None
+            num_sampled += span.samples
+            scores = None
+            if scored := span.scored:
+                assert output.scores is not None
+                num_top = span.sequence.params.num_logprobs or 0
+                scores = output.scores.part(num_scored, num_scored + len(scored), num_top)
+                num_scored += len(scored)
+            is_faulty = row is not None and output.faults.get(row) is RowFault.DAMAGED
+            if is_faulty or (scores is not None and scores.is_damaged):
+                is_damaged = True
+                self._end(span.sequence, "error", message=f"the step failed: {RowFault.DAMAGED.value}")
+                continue
+            self._take_span(span, row, output, scores)
+        return is_damaged
+
+    def _take_span(
+        self, span: Span, row: int | None, output: StepOutput, scores: TokenLogprobs | None
+    ) -> None:
+        sequence = span.sequence
+        if scores is not None:
+            self._events.prompt_scores.append(PromptScores(sequence.uid, sequence.next_scored, scores))
+            sequence.next_scored += len(scores)
+        is_last = span.is_last
+        self._note_computed(span)
+        if row is not None and row in output.faults:
+            self._end(sequence, "error", message=output.faults[row].value)
+        elif row is not None:
+            if (logprobs := output.logprobs.get(row)) is not None:
+                self._events.logprobs[sequence.uid] = logprobs
+            self._append(sequence, int(output.tokens[row]))
+        elif is_last:
+            self._end(sequence, "length")  # it asked for no token
 
     def _note_computed(self, span: Span) -> None:
         sequence = span.sequence
@@ -292,8 +382,26 @@ class Scheduler:
         self._events.tokens.append(token)
         self.counters.generation_tokens += 1
         reason = sequence.finish_reason(self.limits.context_length)
-        if reason is not None:
-            self._end(sequence, reason, stop_token_id=token if reason == "stop" else None)
+        if reason == "stop":
+            self._end(sequence, "stop", stop_token_id=token)
+        elif sequence.constraint is not None:
+            self._follow_grammar(sequence, token, reason)
+        elif reason is not None:
+            self._end(sequence, reason)
+
+    def _follow_grammar(self, sequence: Sequence, token: int, reason: FinishReason | None) -> None:
+        """Move a grammar on past `token`; where nothing may follow it, the sequence ends with `stop`."""
+        constraint = sequence.constraint
+        assert constraint is not None
+        try:
+            constraint.advance(token)
+        except RequestError as error:
+            self._end(sequence, "error", message=str(error))
+            return
+        if constraint.is_complete:
+            self._end(sequence, "stop", stop_token_id=token if constraint.ends_with(token) else None)
+        elif reason is not None:
+            self._end(sequence, reason)
 
     def _end(
         self,

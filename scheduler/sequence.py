@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import numpy as np
 from numpy.typing import NDArray
 
 from forkpoint.cache import Lease
 from forkpoint.configs.sampling import SamplingParams
+from forkpoint.scheduler.constraint import Constraint
 from forkpoint.scheduler.messages import FinishReason, Submit
 
 
@@ -19,6 +22,8 @@ class Sequence:
     most_computed: the highest num_computed ever, so that repeated work can be counted apart.
     num_cached, num_rebuilt: prompt tokens that were not computed anew, by how they came.
     first_full_hit, first_resume: F and R of the first admission. queue_time_s: until then; None before it.
+    constraint: what its grammar allows; compiling is the grammar until that is known, None if there is none.
+    next_scored: the first prompt position whose log-probability is still to be reported, where it is wanted.
     """
 
     __slots__ = (
@@ -26,11 +31,14 @@ class Sequence:
         "anchors",
         "arrival_s",
         "choice",
+        "compiling",
+        "constraint",
         "first_full_hit",
         "first_resume",
         "lease",
         "most_computed",
         "namespace",
+        "next_scored",
         "num_cached",
         "num_computed",
         "num_rebuilt",
@@ -62,6 +70,10 @@ class Sequence:
         self.first_full_hit = 0
         self.first_resume = 0
         self.queue_time_s: float | None = None
+        self.compiling: Future[Constraint] | None = None
+        self.constraint: Constraint | None = None
+        # The first token follows nothing, so it has no log-probability.
+        self.next_scored = 1 if submit.params.scores_prompt else self.prompt_len
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -76,6 +88,19 @@ class Sequence:
     def num_remaining(self) -> int:
         """Rows to run until the next token can be sampled; at least 1 for a live sequence."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be reported."""
+        return self.next_scored < self.prompt_len
+
+    @property
+    def reusable_tokens(self) -> NDArray[np.int32]:
+        """The tokens to match with the cache: it has no log-probabilities, so scoring computes all rows anew.
+
+        The row that scores a token is the one before it, and a match leaves at least the last row to compute.
+        """
+        return self._tokens[: self.next_scored] if self.is_scoring else self.tokens
 
     @property
     def is_decoding(self) -> bool:

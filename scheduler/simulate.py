@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
+import numpy as np
+
 from forkpoint.cache import CacheGeometry, PoolUse, PrefixCache
 from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.configs.staircase import Staircase
+from forkpoint.model.outputs import StepOutput
 from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.messages import Submit
 from forkpoint.scheduler.plan import Span, StepPlan
@@ -101,9 +104,8 @@ class _Replay:
             plan = self._scheduler.plan()
             assert plan.spans, "the scheduler has work and plans none"
             self._note(plan)
-            self._scheduler.commit(
-                plan, [self._next_token(span.sequence) for span in plan.spans if span.samples]
-            )
+            tokens = [self._next_token(span.sequence) for span in plan.spans if span.samples]
+            self._scheduler.commit(plan, StepOutput(np.array(tokens, dtype=np.int64)))
         finished = self._scheduler.take_events().finished
         assert len(finished) == len(self._requests)
         assert all(finish.reason == "length" for finish in finished), "a request did not run to its end"

@@ -41,7 +41,7 @@ def step(runner: ModelRunner, world: PagedWorld, batch: Sequence[tuple[PagedSequ
     inputs = world.inputs(batch)
     inputs = dataclasses.replace(inputs, sample_rows=inputs.q_indptr[1:].astype("int64") - 1)
     draws = [Draw(GREEDY, choice=0, position=len(sequence.token_ids)) for sequence, _ in batch]
-    tokens = runner.step(inputs, draws)
+    tokens = runner.step(inputs, draws).tokens
     for sequence, num_rows in batch:
         sequence.num_computed += num_rows
         world.drop_out_of_window(sequence)

@@ -41,7 +41,7 @@ def test_greedy_steps_equal_the_argmax_of_transformers(checkpoints: Checkpoints)
     for _ in range(16):
         inputs = world.inputs([(sequence, num_rows)])
         last_row = replace(inputs, sample_rows=inputs.sample_rows[-1:])
-        tokens = runner.step(last_row, [Draw(greedy, 0, len(sequence.token_ids))])
+        tokens = runner.step(last_row, [Draw(greedy, 0, len(sequence.token_ids))]).tokens
         assert tokens.dtype == np.int64
         sequence.num_computed += num_rows
         sequence.token_ids.append(int(tokens[0]))
@@ -56,7 +56,7 @@ def test_chunk_that_samples_nothing_still_writes_its_kv(checkpoints: Checkpoints
     world = PagedWorld(runner, page_size=4)
     sequence = world.sequence(tokens)
     silent = replace(world.inputs([(sequence, 35)]), sample_rows=np.zeros(0, dtype=np.int64))
-    assert runner.step(silent, []).shape == (0,)
+    assert runner.step(silent, []).tokens.shape == (0,)
     assert runner.logits(silent).shape == (0, VOCAB_SIZE)
     sequence.num_computed = 35
     world.step([(sequence, 5)])

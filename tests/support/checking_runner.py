@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from support.staircase_oracle import run_span
 
 from forkpoint.model.inputs import Draws, ForwardInput, Kind, KindTable
+from forkpoint.model.outputs import StepOutput, TokenLogprobs
 
 
 class StrangerState(AssertionError):
@@ -57,24 +58,42 @@ class CheckingRunner:
         self.num_steps = 0
         self.failure: AssertionError | None = None
 
-    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+    def step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
         try:
             return self._step(inputs, draws)
         except AssertionError as failure:
             self.failure = failure  # the engine turns what a step raises into an answer
             raise
 
-    def _step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+    def _step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
         self.num_steps += 1
         assert len(draws) == len(inputs.sample_rows)
         row_hashes = np.empty(inputs.num_rows, dtype=np.uint64)
         for index in range(inputs.num_sequences):
             self._run_sequence(inputs, index, row_hashes)
         self._check_writes(inputs)
-        return np.array(
-            [next_token(int(row_hashes[row]), self._vocab_size) for row in inputs.sample_rows.tolist()],
-            dtype=np.int64,
+        tokens = [next_token(int(row_hashes[row]), self._vocab_size) for row in inputs.sample_rows.tolist()]
+        return StepOutput(
+            np.array(tokens, dtype=np.int64),
+            logprobs={
+                index: _as_logprobs(row_hashes[row : row + 1], draw.params.num_logprobs)
+                for index, (row, draw) in enumerate(zip(inputs.sample_rows.tolist(), draws, strict=True))
+                if draw.params.num_logprobs is not None
+            },
+            scores=self._score(inputs, row_hashes),
         )
+
+    def _score(self, inputs: ForwardInput, row_hashes: NDArray[np.uint64]) -> TokenLogprobs | None:
+        """A score tells the prefix and the token that it belongs to, by expected_scores()."""
+        scored = inputs.scored
+        if scored is None:
+            return None
+        assert not np.isin(scored.rows, inputs.sample_rows).any(), "a row is sampled or scored, not both"
+        prefixes = row_hashes[scored.rows].tolist()
+        hashes = [
+            int(extend_hash(prefix, scored.token_ids[i : i + 1])[0]) for i, prefix in enumerate(prefixes)
+        ]
+        return _as_logprobs(np.array(hashes, dtype=np.uint64), scored.num_top)
 
     def _run_sequence(self, inputs: ForwardInput, index: int, row_hashes: NDArray[np.uint64]) -> None:
         rows = slice(int(inputs.q_indptr[index]), int(inputs.q_indptr[index + 1]))
@@ -180,3 +199,15 @@ def expected_continuation(prompt: list[int], count: int, vocab_size: int) -> lis
         tokens.append(next_token(value, vocab_size))
         value = int(extend_hash(value, np.array(tokens[-1:], dtype=np.int32))[0])
     return tokens
+
+
+def expected_scores(prompt: list[int]) -> list[float]:
+    """What each prompt token from position 1 on must score, whatever chunks, cache and retraction did."""
+    hashes = extend_hash(0, np.array(prompt, dtype=np.int32))[1:]
+    return [float(score) for score in _as_logprobs(hashes, 0).token_logprobs]
+
+
+def _as_logprobs(hashes: NDArray[np.uint64], num_top: int) -> TokenLogprobs:
+    scores = -(hashes % np.uint64(1 << 20)).astype(np.float32)
+    ids = np.broadcast_to(np.arange(num_top, dtype=np.int32), (len(hashes), num_top))
+    return TokenLogprobs(scores, ids, np.repeat(scores[:, None], num_top, axis=1))

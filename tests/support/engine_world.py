@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from support.cache_world import random_anchors
-from support.checking_runner import CheckingRunner, expected_continuation
+from support.checking_runner import CheckingRunner, expected_continuation, expected_scores
 
 from forkpoint.cache import CacheGeometry, PrefixCache
 from forkpoint.cache.pages import num_pages_for
@@ -36,6 +36,9 @@ class Story:
     rebuilt_tokens: int | None = None
     finish: Finish | None = None
     was_aborted: bool = False
+    num_logprobs: int | None = None
+    scores_prompt: bool = False
+    prompt_scores: list[float] = field(default_factory=list)
 
 
 class EngineWorld:
@@ -107,12 +110,27 @@ class EngineWorld:
         namespace: str = "",
         choice: int = 0,
         anchors: tuple[int, ...] = (),
+        num_logprobs: int | None = None,
+        scores_prompt: bool = False,
     ) -> int:
         uid = len(self.stories)
         params = SamplingParams(
-            seed=uid, max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop_token_ids
+            seed=uid,
+            max_tokens=max_tokens,
+            temperature=0.0,
+            stop_token_ids=stop_token_ids,
+            num_logprobs=num_logprobs,
+            scores_prompt=scores_prompt,
         )
-        self.stories[uid] = Story(prompt, max_tokens, stop_token_ids, namespace, [])
+        self.stories[uid] = Story(
+            prompt,
+            max_tokens,
+            stop_token_ids,
+            namespace,
+            [],
+            num_logprobs=num_logprobs,
+            scores_prompt=scores_prompt,
+        )
         self.engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params, choice, namespace, anchors))
         return uid
 
@@ -147,10 +165,20 @@ class EngineWorld:
             assert start.cached_tokens >= (story.cached_tokens or 0), "usage shrinks"
             assert start.rebuilt_tokens >= (story.rebuilt_tokens or 0), "usage shrinks"
             story.cached_tokens, story.rebuilt_tokens = start.cached_tokens, start.rebuilt_tokens
+        for scores in report.prompt_scores:
+            story = self.stories[scores.uid]
+            assert story.scores_prompt and not story.tokens, "scores come before tokens"
+            assert scores.start == 1 + len(story.prompt_scores), "a piece is missing, or sent twice"
+            assert scores.logprobs.top_ids.shape == (len(scores.logprobs), story.num_logprobs or 0)
+            story.prompt_scores += scores.logprobs.token_logprobs.tolist()
         assert len(set(report.uids.tolist())) == len(report.uids)
+        asked = {uid for uid in report.uids.tolist() if self.stories[uid].num_logprobs is not None}
+        assert report.logprobs.keys() == asked
         for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
             story = self.stories[uid]
             assert story.finish is None and story.cached_tokens is not None
+            if story.scores_prompt:
+                assert story.prompt_scores == expected_scores(story.prompt)
             story.tokens.append(token)
         for finish in report.finished:
             assert self.stories[finish.uid].finish is None, "finished twice"
@@ -164,6 +192,8 @@ class EngineWorld:
             assert story.tokens[-1] in story.stop_token_ids and finish.stop_token_id == story.tokens[-1]
         elif finish.reason == "length":
             assert len(story.tokens) <= story.max_tokens
+            if story.scores_prompt:
+                assert story.prompt_scores == expected_scores(story.prompt)
         elif finish.reason == "abort":
             assert story.was_aborted
         else:
@@ -268,11 +298,14 @@ def _submit_random(world: EngineWorld, rng: random.Random) -> None:
         )
     tail = [rng.randint(0, 2) for _ in range(rng.choice([1, 2, 10, 40, 90]))]
     stop = frozenset(range(60)) if rng.random() < 0.3 else frozenset()
+    scores_prompt = rng.random() < 0.15
     world.submit(
         base + tail,
-        rng.choice([1, 2, 5, 20, 60, 130]),
+        rng.choice([1, 2, 5, 20, 60, 130, *[0] * 3 * scores_prompt]),
         stop_token_ids=stop,
         namespace=namespace,
         choice=rng.randint(0, 3),
         anchors=random_anchors(len(base + tail), rng),
+        num_logprobs=rng.choice([None, None, 0, 3]),
+        scores_prompt=scores_prompt,
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from support.tiny_checkpoints import gemma3_config, save_random_checkpoint
 
 from forkpoint.cache import CacheGeometry
@@ -15,6 +14,7 @@ from forkpoint.configs.serving import EngineConfig
 from forkpoint.model.attention.base import slots_between
 from forkpoint.model.inputs import Draws, ForwardInput
 from forkpoint.model.load import Model
+from forkpoint.model.outputs import StepOutput
 from forkpoint.model.runner import ModelRunner
 from forkpoint.scheduler.build import make_engine
 from forkpoint.scheduler.engine import Engine
@@ -49,7 +49,7 @@ class RecordingRunner:
     def tile_rows(self) -> int:
         return self.runner.tile_rows
 
-    def step(self, inputs: ForwardInput, draws: Draws) -> NDArray[np.int64]:
+    def step(self, inputs: ForwardInput, draws: Draws) -> StepOutput:
         try:
             logits = self.runner.logits(inputs)
         except Exception as error:
@@ -58,8 +58,7 @@ class RecordingRunner:
         self._record_kv(inputs)
         self.logits.append(logits.clone())
         assert torch.isfinite(logits).all(), "NaN of a poisoned slot reached the logits"
-        tokens: NDArray[np.int64] = logits.argmax(dim=-1).numpy()
-        return tokens
+        return StepOutput(logits.argmax(dim=-1).numpy())
 
     def _record_kv(self, inputs: ForwardInput) -> None:
         """The KV of watched positions, read at the first step of a single sequence that passes them."""
