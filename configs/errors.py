@@ -4,6 +4,7 @@ ForkpointError
 ├── ConfigError            a flag, an environment variable or a configuration file is wrong
 ├── ModelLoadError         a checkpoint cannot be served: missing tensor, unknown architecture, bad file
 ├── RequestError           one request is wrong; the server is fine (HTTP 4xx)
+├── RemoteError            a server that a command talks to is not there, or refuses
 └── EngineUnavailable      the server cannot take or finish a request now (HTTP 5xx or 429)
     ├── EngineLoading      weights are being loaded
     ├── EngineDied         the engine process ended; it is being restarted
@@ -48,6 +49,14 @@ class RequestError(ForkpointError):
         self.status = status
         self.param = param
         self.code = code
+
+
+class RemoteError(ForkpointError):
+    """A server that a command talks to (`forkpoint chat`) is not there, or refuses. `hint`: what to do."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class EngineUnavailable(ForkpointError):

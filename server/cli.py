@@ -13,7 +13,14 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from forkpoint.configs.errors import ConfigError, EngineDied, ForkpointError, ModelLoadError
+from forkpoint.configs.chat_settings import ChatSettings
+from forkpoint.configs.errors import (
+    ConfigError,
+    EngineDied,
+    ForkpointError,
+    ModelLoadError,
+    RemoteError,
+)
 from forkpoint.configs.measure_settings import MeasureSettings
 from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
 from forkpoint.configs.simulate_settings import SimulateSettings
@@ -25,7 +32,10 @@ FAILURE = 1
 
 Model = Annotated[
     str,
-    Parameter(group=MODEL, help="demo, a directory with config.json and safetensors, or a .gguf file."),
+    Parameter(
+        group=MODEL,
+        help="demo, demo-chat, a directory with config.json and safetensors, or a .gguf file.",
+    ),
 ]
 ConfigFiles = Annotated[
     tuple[str, ...],
@@ -39,6 +49,8 @@ ConfigFiles = Annotated[
 ]
 Settings = Annotated[ServeSettings, Parameter(name="*")]
 DEFAULTS = ServeSettings()
+Chat = Annotated[ChatSettings, Parameter(name="*")]
+CHAT_DEFAULTS = ChatSettings()
 Measurement = Annotated[MeasureSettings, Parameter(name="*")]
 MEASUREMENT_DEFAULTS = MeasureSettings()
 Simulation = Annotated[SimulateSettings, Parameter(name="*")]
@@ -62,6 +74,9 @@ def run(arguments: Sequence[str]) -> int:
         return USAGE_ERROR
     except EngineDied as error:
         _complain(str(error), "if memory ran out, lower --kv-cache-memory-bytes or --max-total-tokens")
+        return FAILURE
+    except RemoteError as error:
+        _complain(str(error), error.hint)
         return FAILURE
     except ForkpointError as error:
         _complain(str(error), None)
@@ -96,6 +111,18 @@ def build_app() -> App:
         from forkpoint.server.cli_serve import serve_model
 
         return serve_model(model, settings)
+
+    @app.command
+    def chat(*, settings: Chat = CHAT_DEFAULTS) -> int:
+        """Talk to a running server in the terminal: Forkpoint's, or any that is OpenAI-compatible.
+
+        Below each answer stands how much of its prompt came from the server's cache, and how fast it was.
+        Input that is no terminal is read line by line, each a message; answers alone go to standard output.
+        Settings also come from the environment (--max-tokens: FORKPOINT_MAX_TOKENS).
+        """
+        from forkpoint.server.cli_chat import chat_with_server
+
+        return chat_with_server(settings)
 
     @app.command
     def simulate(*, settings: Simulation = SIMULATION_DEFAULTS) -> int:

@@ -6,6 +6,7 @@ each adds tokens to the arguments that have none.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.resources
 import os
@@ -18,13 +19,17 @@ import yaml
 from cyclopts import App, ArgumentCollection, Token
 from cyclopts.config import Env
 
+from forkpoint.configs.chat_settings import ChatSettings
 from forkpoint.configs.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "FORKPOINT_"
 CONFIG_FLAG = "--config"
 CACHE_VARIABLE = "FORKPOINT_CACHE"
-# Read by `serve` and by ./dev. Everything else with our prefix should be a setting.
-OTHER_VARIABLES = frozenset({CACHE_VARIABLE, "FORKPOINT_DEV_DEVICE"})
+# Read by `serve`, by ./dev and by `chat`. Everything else with our prefix should be a setting.
+OTHER_VARIABLES = frozenset(
+    {CACHE_VARIABLE, "FORKPOINT_DEV_DEVICE"}
+    | {ENVIRONMENT_PREFIX + field.name.upper() for field in dataclasses.fields(ChatSettings)}
+)
 
 
 class Layers:

@@ -182,7 +182,7 @@ def test_a_wrong_file_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["chat"], 'Unknown command "chat"'),
+        (["talk"], 'Unknown command "talk"'),
         (["serve", "--prot", "1"], "Did you mean --port?"),
         (["serve", "--port", "http"], 'unable to convert "http" into int'),
         (["serve", "--port", "65536"], "--port is 65536; it must be 0 to 65535"),
