@@ -1,4 +1,4 @@
-"""MODEL on the command line, as a directory in Hugging Face layout: a demo, a directory, or a GGUF file."""
+"""MODEL on the command line, as a directory: a demo, a directory, a GGUF file, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from types import ModuleType
 
 from forkpoint.configs.errors import ModelLoadError
 from forkpoint.model import demo_chat
+from forkpoint.model.families import FAMILIES
 from forkpoint.model.gguf import GgufSource, Progress, convert_gguf, file_sha256, find_conversion
+from forkpoint.model.hub import HubModel, fetch_model
+from forkpoint.model.scope import check_scope, read_raw_config
 
 DEMO = "demo"
 DEMO_CHAT = "demo-chat"
@@ -20,7 +23,9 @@ DEMO_TERMS = (
     "The demo model is Gemma 3 270M. Gemma is provided under and subject to the Gemma Terms of Use: "
     "https://ai.google.dev/gemma/terms"
 )
-_WHAT_WORKS = "serve 'demo', 'demo-chat', a directory with config.json and safetensors, or a .gguf file"
+_WHAT_WORKS = (
+    "serve 'demo', 'demo-chat', a directory with config.json and safetensors, a .gguf file, or a hub id"
+)
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -37,12 +42,14 @@ def resolve_model(
     cache_dir: Path,
     progress: Progress = no_progress,
     notice: Callable[[str], None] = no_notice,
+    has_weights: bool = True,
 ) -> Path:
     """The checkpoint directory that MODEL names: config.json, safetensors, tokenizer.json.
 
     A GGUF file, and the demos are such, is converted into `cache_dir` at its first use; after that it is
-    found there within milliseconds. notice: called with the terms of use when a demo is converted. Imports no
-    torch. Raises ModelLoadError.
+    found there within milliseconds. A model of the hub is fetched into the hub's own cache. notice: called
+    with the terms of use when a demo is converted. has_weights: whether a model of the hub must have them.
+    Imports no torch. Raises ModelLoadError.
     """
     path = Path(name).expanduser()
     if name == DEMO:  # a directory of that name is ./demo
@@ -53,14 +60,18 @@ def resolve_model(
         return _gguf_file(path, cache_dir, progress)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelLoadError(f"{path} has no config.json, so it is no model directory", hint=_WHAT_WORKS)
+            read_raw_config(path)  # says what it is instead
         return path
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        raise ModelLoadError(
-            f"{name} is no directory here, and fetching models from a hub is not built yet",
-            hint=f"download it first and give its directory; or {_WHAT_WORKS}",
-        )
-    raise ModelLoadError(f"there is no model {name}", hint=_WHAT_WORKS)
+    if path.is_file():
+        raise ModelLoadError(f"{path} is a file", hint=f"give its directory; or {_WHAT_WORKS}")
+    hub_model = HubModel.parse(name)
+    if hub_model is None:
+        raise ModelLoadError(f"there is no model {name}", hint=_WHAT_WORKS)
+    return fetch_model(hub_model, has_weights=has_weights, progress=progress, check=_check_scope)
+
+
+def _check_scope(directory: Path) -> None:
+    check_scope(read_raw_config(directory), supported=FAMILIES)
 
 
 def default_cache_dir(environment: dict[str, str]) -> Path:

@@ -268,9 +268,10 @@ def test_a_directory_resolves_to_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("google/gemma-3-270m", "hub is not built yet"),
         ("absent.gguf", "does not exist"),
-        ("absent", "no model absent"),
+        ("./absent", "no model ./absent"),
+        ("two words", "no model two words"),
+        (__file__, "is a file"),
     ],
 )
 def test_what_cannot_be_served_says_what_can(name: str, message: str, tmp_path: Path) -> None:
