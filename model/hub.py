@@ -41,7 +41,7 @@ _SMALL_FILES = (
 )
 # The library goes on where a connection was closed; one that was reset makes it give the file up.
 _ATTEMPTS = 4
-_NAME = re.compile(r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[\w.-][\w./-]*))?", re.ASCII)
+_NAME = re.compile(r"(?P<repo>\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(?P<revision>\w[\w./-]*))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
