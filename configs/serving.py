@@ -21,6 +21,7 @@ class EngineConfig:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
+    load_format: str = "auto"
     context_length: int | None = None
     page_size: int = 16
     max_running_requests: int | None = None
@@ -40,14 +41,31 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What holds for a request that does not say otherwise; by itself OpenAI's. top_k 0: all tokens."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the API process needs. api_keys never appear in a log or in show-config."""
+    """What the API process needs. api_keys never appear in a log or in show-config.
+
+    allowed_origins: of web pages that may call the server from a browser; ("*",) allows all of them.
+    """
 
     served_model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    metrics_need_key: bool = True
+    allowed_origins: tuple[str, ...] = ()
     chat_template: Path | None = None
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     max_queued_requests: int = 1024
     shutdown_timeout_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024

@@ -46,6 +46,18 @@ class ServeSettings:
     api_key_file: Annotated[
         Path | None, Parameter(group=NETWORK, help="File with one API key a line; # begins a comment.")
     ] = None
+    metrics_without_key: Annotated[
+        bool, Parameter(group=NETWORK, negative="", help="Let scrapers read /metrics without an API key.")
+    ] = False
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Parameter(
+            group=NETWORK,
+            negative="",
+            show_default=False,
+            help="Origin (https://example.org) that browsers may call from, or *; repeatable. Default: none.",
+        ),
+    ] = ()
 
     device: Annotated[
         Literal["auto", "cpu", "cuda"], Parameter(group=MODEL, help="Where the model runs.")
@@ -57,6 +69,21 @@ class ServeSettings:
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         Parameter(group=MODEL, help="Type of cached keys and values; auto: that of the model."),
+    ] = "auto"
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        Parameter(
+            group=MODEL,
+            help="auto: as MODEL is; safetensors: no GGUF; dummy: random weights, for benchmarks.",
+        ),
+    ] = "auto"
+    generation_config: Annotated[
+        Literal["auto", "none"],
+        Parameter(
+            group=MODEL,
+            help="auto: temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json "
+            "are the defaults of requests; none: OpenAI's.",
+        ),
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "int4", "fp8"],

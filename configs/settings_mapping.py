@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,6 +43,8 @@ def check_settings(settings: ServeSettings) -> None:
             "--swa-total-tokens and --swa-full-tokens-ratio both set the sliding-window pool",
             hint="give one of them",
         )
+    for origin in settings.allowed_origins:
+        _require_origin(origin)
     if settings.chat_template is not None and not settings.chat_template.is_file():
         raise ConfigError(
             f"--chat-template {settings.chat_template} is not a file",
@@ -57,6 +60,7 @@ def engine_config(settings: ServeSettings, model_dir: Path) -> EngineConfig:
         dtype=settings.dtype,
         kv_cache_dtype=settings.kv_cache_dtype,
         attention_backend=settings.attention_backend,
+        load_format=settings.load_format,
         context_length=_chosen(settings.context_length),
         page_size=settings.page_size,
         max_running_requests=_chosen(settings.max_running_requests),
@@ -83,6 +87,8 @@ def server_config(settings: ServeSettings, model: str) -> ServerConfig:
         host=settings.host,
         port=settings.port,
         api_keys=_api_keys(settings),
+        metrics_need_key=not settings.metrics_without_key,
+        allowed_origins=settings.allowed_origins,
         chat_template=settings.chat_template,
         max_queued_requests=settings.max_queued_requests,
         shutdown_timeout_s=settings.shutdown_timeout,
@@ -92,8 +98,9 @@ def server_config(settings: ServeSettings, model: str) -> ServerConfig:
 
 
 def default_model_name(model: str) -> str:
-    """The last part of MODEL: `org/name` and `/path/to/name/` give `name`."""
-    return Path(model).name or model
+    """The last part of MODEL: `org/name`, `org/name@revision` and `/path/to/name/` give `name`."""
+    is_path = Path(model).expanduser().exists()
+    return Path(model if is_path else model.partition("@")[0]).name or model
 
 
 def _refuse_unbuilt(settings: ServeSettings) -> None:
@@ -145,6 +152,14 @@ def _api_keys(settings: ServeSettings) -> tuple[str, ...]:
             "an API key is empty", hint="give --api-key a value, or leave it out to serve without keys"
         )
     return keys
+
+
+def _require_origin(origin: str) -> None:
+    # A browser sends scheme, host and port, nothing behind; anything else would never match.
+    if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+", origin):
+        raise ConfigError(
+            f"--allowed-origins {origin} is no origin", hint="write https://example.org:8080, or * for all"
+        )
 
 
 def _chosen(value: T | str) -> T | None:

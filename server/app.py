@@ -8,13 +8,15 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from forkpoint.configs.errors import ForkpointError
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.scheduler.client import EngineClient
+from forkpoint.server.aborts import AbortMiddleware, RunningRequests
 from forkpoint.server.admin_api import admin_routes
-from forkpoint.server.auth import ApiKeyMiddleware
+from forkpoint.server.auth import OPEN_PATHS, ApiKeyMiddleware
 from forkpoint.server.cache_view import cache_view_routes
 from forkpoint.server.chat import ChatApi
 from forkpoint.server.completions import CompletionsApi
@@ -61,12 +63,10 @@ def create_app(
         bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=timing.body_timeout_s),
         created=int(time.time()),
     )
-    middleware = [Middleware(RequestIdMiddleware)]
-    if config.api_keys:
-        middleware.append(Middleware(ApiKeyMiddleware, api_keys=config.api_keys))
+    running = RunningRequests()
     app = FastAPI(
         title="Forkpoint",
-        middleware=middleware,
+        middleware=_middleware(config, running),
         exception_handlers={HTTPException: answer_error, ForkpointError: answer_error},
         # The request bodies are not FastAPI models, so its schema pages would be empty.
         openapi_url=None,
@@ -75,12 +75,31 @@ def create_app(
     app.state.lifecycle = services.lifecycle
     app.include_router(health_routes(services.lifecycle))
     app.include_router(models_routes(services))
-    app.include_router(admin_routes(services))
+    app.include_router(admin_routes(services, running))
     app.include_router(cache_view_routes(services))
     app.include_router(tokenization_routes(services))
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
     _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
     return app
+
+
+def _middleware(config: ServerConfig, running: RunningRequests) -> list[Middleware]:
+    """From the outside in. Browsers must be able to read a 401 too, so CORS stands before the keys."""
+    middleware = [Middleware(RequestIdMiddleware)]
+    if config.allowed_origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["GET", "HEAD", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if config.api_keys:
+        open_paths = OPEN_PATHS if config.metrics_need_key else OPEN_PATHS | {"/metrics"}
+        middleware.append(Middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=open_paths))
+    return [*middleware, Middleware(AbortMiddleware, running=running)]
 
 
 def _add_generation_route(app: FastAPI, path: str, services: Services, api: GenerationApi) -> None:

@@ -11,19 +11,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.errors import ErrorReply
 
-# The page and the probes; everything else needs the key, /metrics and unknown paths too.
+# The page and the probes; everything else needs the key, unknown paths too, and /metrics unless it is opened.
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/ready", "/readyz"})
 
 
 class ApiKeyMiddleware:
     """Pure ASGI: BaseHTTPMiddleware would hide the client's disconnect from the handlers."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, api_keys: Sequence[str], open_paths: frozenset[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS"
+        # OPTIONS: a browser asks for permission before it may send the key, and gets nothing but that.
+        is_open = scope["type"] != "http" or scope["path"] in self._open_paths or scope["method"] == "OPTIONS"
         if is_open or self._has_valid_key(scope):
             await self._app(scope, receive, send)
             return

@@ -16,6 +16,12 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _log = structlog.stdlib.get_logger(__name__)
 
 
+def request_id_of(scope: Scope) -> str:
+    """The id of a request that came through RequestIdMiddleware."""
+    request_id: str = scope["state"]["request_id"]
+    return request_id
+
+
 class RequestIdMiddleware:
     """Outermost middleware: the id is in every response, and in every log line of the request."""
 
@@ -28,6 +34,7 @@ class RequestIdMiddleware:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         status: int | None = None
         begin = time.monotonic()
 

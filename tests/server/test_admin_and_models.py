@@ -36,6 +36,27 @@ def test_version() -> None:
         assert world.http.get("/version").json() == {"version": "0.1.0"}
 
 
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_the_server_tells_what_it_serves_and_no_secret(path: str) -> None:
+    with serving(api_keys=("topsecret",)) as world:
+        response = world.http.get(path, headers={"authorization": "Bearer topsecret"})
+        info = response.json()
+        assert info["version"] == "0.1.0"
+        assert info["served_model_names"] == [MODEL, "alias"]
+        assert (info["context_length"], info["page_size"], info["window"]) == (2048, 16, 64)
+        assert "topsecret" not in response.text
+
+
+def test_embeddings_are_refused_once_and_for_all() -> None:
+    with serving() as world:
+        response = world.http.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
+        assert error_of(response, 501)["code"] == "not_supported"
+        assert response.headers["x-should-retry"] == "false"
+        with pytest.raises(openai.APIStatusError) as caught:
+            world.openai.embeddings.create(model=MODEL, input="x")
+        assert caught.value.status_code == 501
+
+
 @pytest.mark.parametrize("path", ["/flush_cache", "/reset_prefix_cache"])
 def test_cache_is_flushed_when_idle_and_not_while_in_use(path: str) -> None:
     with serving(FakeEngine(is_held=True)) as world:
@@ -55,7 +76,9 @@ def test_engine_that_is_stuck_in_a_step_is_not_healthy() -> None:
         assert world.http.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/livez", "/ready", "/readyz", "/metrics", "/v1/models"])
+@pytest.mark.parametrize(
+    "path", ["/health", "/livez", "/ready", "/readyz", "/metrics", "/v1/models", "/server_info"]
+)
 def test_head_is_answered_without_a_body(path: str) -> None:
     with serving() as world:
         response = world.http.head(path)

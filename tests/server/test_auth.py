@@ -46,6 +46,13 @@ def test_only_the_page_and_the_probes_are_open() -> None:
         assert world.engine.num_flushes == 0
 
 
+def test_metrics_can_be_opened_alone() -> None:
+    with serving(api_keys=KEYS, metrics_need_key=False) as world:
+        assert world.http.get("/metrics").status_code == 200
+        for path in ("/metrics/", "/version", "/debug/cache"):
+            error_of(world.http.get(path), 401)
+
+
 def test_key_is_asked_for_before_the_body_is_read() -> None:
     with serving(api_keys=KEYS) as world:
         host, _, port = world.url.removeprefix("http://").partition(":")

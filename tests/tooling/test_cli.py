@@ -23,6 +23,9 @@ FLAGS = """
 --port 9000
 --served-model-name mine
 --api-key secret
+--metrics-without-key
+--allowed-origins https://page.example:8080
+--allowed-origins *
 --device cpu
 --dtype float32
 --kv-cache-dtype bfloat16
@@ -183,6 +186,8 @@ def test_a_wrong_file_is_refused(
     ("arguments", "message"),
     [
         (["talk"], 'Unknown command "talk"'),
+        (["show-config", "--allowed-origins", "https://page.example/"], "is no origin"),
+        (["show-config", "--allowed-origins", "page.example"], "is no origin"),
         (["serve", "--prot", "1"], "Did you mean --port?"),
         (["serve", "--port", "http"], 'unable to convert "http" into int'),
         (["serve", "--port", "65536"], "--port is 65536; it must be 0 to 65535"),
