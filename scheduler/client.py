@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from forkpoint.scheduler.messages import (
     CacheDescribed,
@@ -29,9 +28,10 @@ class EngineState(enum.Enum):
     STOPPED = "stopped"  # stop() was called; nothing comes after
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
+class TokenDelta(NamedTuple):
     """News of one sequence since the last read: tokens merged when the reader was slow.
+
+    A tuple, since one is made for nearly every token: a frozen dataclass takes three times as long to make.
 
     started is set with the first delta, and again when its numbers grow. finish is set once, with the last.
     logprobs: of `tokens`, one place each, if they were asked for. prompt_scores: pieces as they came.
@@ -77,7 +77,15 @@ class TokenMailbox:
         self._prompt_scores.extend(prompt_scores)
         self._started = started or self._started
         self._finish = finish or self._finish
+        self._has_news = True
         self._tell()
+
+    def put_token(self, token: int) -> None:
+        """put() of one token and nothing else, which is what nearly every step has."""
+        self._tokens.append(token)
+        self._has_news = True
+        if self._wake is not None:
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """Make take() raise `error` once the tokens that arrived before it have been read."""
@@ -118,7 +126,6 @@ class TokenMailbox:
         return delta
 
     def _tell(self) -> None:
-        self._has_news = self._has_news or self._error is None
         if self._wake is not None:
             self._wake()
 

@@ -58,8 +58,12 @@ class Mailboxes:
             if (mailbox := self._open.get(scores.uid)) is not None:
                 mailbox.put(prompt_scores=(scores,))
         for uid, token in zip(step.uids.tolist(), step.tokens.tolist(), strict=True):
-            if (mailbox := self._open.get(uid)) is not None:
-                mailbox.put((token,), logprobs=step.logprobs.get(uid))
+            if (mailbox := self._open.get(uid)) is None:
+                continue
+            if uid in step.logprobs:
+                mailbox.put((token,), logprobs=step.logprobs[uid])
+            else:
+                mailbox.put_token(token)
         for finish in step.finished:
             if (mailbox := self._open.pop(finish.uid, None)) is not None:
                 mailbox.put(finish=finish)

@@ -38,9 +38,11 @@ class ChoicePrompt:
     entries: tuple[TokenEntry, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoiceDelta:
     """News of the answer; never without pieces or entries, never the beginning of a stop string.
+
+    Not frozen, since one is made for nearly every token: freezing triples what that takes.
 
     entries: of the tokens whose text this is, if log-probabilities were asked for. What a parser still holds
     back comes later than its tokens' entries.
@@ -112,6 +114,7 @@ class Choice:
         self.runs_in_engine = True
         self._mailbox = mailbox
         self._reading = reading
+        self._end_token_ids = reading.ending.end_token_ids
         self._matcher = reading.matcher
         self._parser = reading.parser
         self._timer = timer
@@ -190,20 +193,20 @@ class Choice:
         if not delta.tokens:
             return ""
         offsets: list[int] = []
-        texts = []
+        text = ""
         num_before = self.num_tokens
         for token in delta.tokens:
             self.num_tokens += 1
-            if token in self._reading.ending.end_token_ids:
+            if token in self._end_token_ids:
                 break
             offsets.append(self._num_chars_read)
-            texts.append(self._read(token))
+            text += self._read(token)
             if self._matcher.matched is not None:
                 break
         if delta.logprobs is not None:
             self._held.hold(entries_of(delta.tokens, delta.logprobs, offsets))
         self._timer.tokens(self.num_tokens - num_before)
-        return "".join(texts)
+        return text
 
     def _read(self, token: int) -> str:
         """The text that one more token makes certain; the parser gets it too."""

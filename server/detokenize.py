@@ -20,10 +20,16 @@ class IncrementalDetokenizer:
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_between_characters = True
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take more tokens; give the characters that are complete now."""
-        return self._decoder.decode(b"".join(map(self._token_bytes, token_ids)))
+        new = b"".join(map(self._token_bytes, token_ids))
+        if self._is_between_characters and new.isascii():  # most text, and a fifth of the time
+            return new.decode("ascii")
+        text = self._decoder.decode(new)
+        self._is_between_characters = not self._decoder.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """The output ends: give U+FFFD if it ends inside a character, else nothing."""

@@ -126,13 +126,12 @@ class Generation:
         Raises what the first choice raises, after the events that came before it. A reader that does not
         come back soon gets more at once: tokens wait in the mailboxes, where they merge.
         """
-        news = asyncio.Event()
+        news = _News()
         for choice in self.choices:
-            choice.on_news(news.set)
+            choice.on_news(news.tell)
         running = list(self.choices)
         while running:
             await news.wait()
-            news.clear()
             events: list[ChoiceEvent] = []
             failure: Exception | None = None
             try:
@@ -156,3 +155,24 @@ class Generation:
                 if choice.runs_in_engine:
                     self._engine.abort(choice.uid)
                 choice.abandon("error" if has_failed else "abort")
+
+
+class _News:
+    """An asyncio.Event for one waiter that clears itself; takes half as long, and that for every token."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_told = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self) -> None:
+        self._is_told = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return at once if tell() was called since the last wait(), else when it is."""
+        if not self._is_told:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        self._is_told = False

@@ -20,7 +20,7 @@ from forkpoint.server.generation_fields import GenerationOptions
 from forkpoint.server.message_pieces import ContentPiece
 from forkpoint.server.services import Services
 from forkpoint.server.spliced_frames import SplicedFrames
-from forkpoint.server.sse import EventStream, encode_event
+from forkpoint.server.sse import WRITE_NOW, EventStream, encode_event
 from forkpoint.server.watched import raise_on_disconnect, run_watched
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -52,7 +52,7 @@ class GenerationResponse(Response):
             with services.lifecycle.running_request():
                 request = await self._read(scope, receive)
                 generation = services.generator.submit(request, timer)
-                await self._answer(request, generation, receive, send)
+                await self._answer(request, generation, scope, receive, send)
         except ClientGone:
             _log.debug("client disconnected")
         except Exception as error:
@@ -68,12 +68,13 @@ class GenerationResponse(Response):
         return request
 
     async def _answer(
-        self, request: GenerationRequest, generation: Generation, receive: Receive, send: Send
+        self, request: GenerationRequest, generation: Generation, scope: Scope, receive: Receive, send: Send
     ) -> None:
         answer_format = self._api.format(request, int(time.time()))
         try:
             if request.options.is_stream:
-                await self._answer_in_stream(request, generation, answer_format, receive, send)
+                stream = EventStream(send, scope.get("extensions", {}).get(WRITE_NOW, {}).get("call"))
+                await self._answer_in_stream(request, generation, answer_format, receive, stream)
             else:
                 await run_watched(
                     _collect(generation, answer_format, send),
@@ -94,9 +95,8 @@ class GenerationResponse(Response):
         generation: Generation,
         answer_format: AnswerFormat,
         receive: Receive,
-        send: Send,
+        stream: EventStream,
     ) -> None:
-        stream = EventStream(send)
         try:
             await run_watched(
                 _stream(generation, request.options, answer_format, stream),
@@ -152,33 +152,34 @@ class _EventEncoder:
         self._plain: dict[int, SplicedFrames | None] = {}
 
     def frames(self, event: ChoiceEvent) -> bytes:
-        if not self._options.has_continuous_usage:
-            match event:
-                case ChoiceDelta(index, (ContentPiece(text),), ()):
-                    if index not in self._plain:
-                        self._plain[index] = self._splicing(index)
-                    spliced = self._plain[index]
-                    if spliced is not None:
-                        return spliced.frame(text)
+        if isinstance(event, ChoiceDelta) and len(event.pieces) == 1 and not event.entries:
+            (piece,) = event.pieces
+            spliced = self._spliced_frames(event.index)
+            if isinstance(piece, ContentPiece) and spliced is not None:
+                return spliced.frame(piece.text)
         return b"".join(map(self._frame, self._format.chunks(event)))
 
     def _frame(self, chunk: WireObject) -> bytes:
-        if self._options.has_usage:
-            # OpenAI: every chunk has the key once usage is asked for, and null in all but the last.
+        if self._options.has_usage and "type" not in chunk:
+            # OpenAI: every chunk has the key once usage is asked for, and null in all but the last. Typed
+            # events (/v1/responses) have it in the last one alone.
             is_told = self._options.has_continuous_usage
             chunk["usage"] = self._generation.usage.as_json() if is_told else None
         return encode_event(chunk)
 
-    def _splicing(self, index: int) -> SplicedFrames | None:
-        if self._format.plain_chunk(index, "") is None:
-            return None
+    def _spliced_frames(self, index: int) -> SplicedFrames | None:
+        """None if frames of plain text differ in more than their text."""
+        if index in self._plain:
+            return self._plain[index]
 
         def encode(text: str) -> bytes:
             chunk = self._format.plain_chunk(index, text)
             assert chunk is not None
             return self._frame(chunk)
 
-        return SplicedFrames(encode)
+        differs = self._options.has_continuous_usage or self._format.plain_chunk(index, "") is None
+        self._plain[index] = None if differs else SplicedFrames(encode)
+        return self._plain[index]
 
 
 async def _end_with_error(stream: EventStream, error: Exception) -> None:

@@ -7,6 +7,7 @@ to clients that leave after pipelining.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.errors import ErrorReply
+from forkpoint.server.sse import WRITE_NOW
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
@@ -106,6 +108,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        write_now: dict[object, object] = {"call": functools.partial(_write_now, cycle)}
+        cycle.scope["extensions"] = {WRITE_NOW: write_now}
         is_unchunked = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if is_unchunked else app)
 
@@ -147,6 +151,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             lines = b"".join(b"%s: %s\r\n" % header for header in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
             self.transport.close()
+
+
+def _write_now(cycle: RequestResponseCycle, body: bytes) -> bool:
+    """Write one chunk of a started response, as RequestResponseCycle.send() does; False if it must wait."""
+    is_started = cycle.response_started and not cycle.response_complete and cycle.chunked_encoding
+    if not is_started or cycle.flow.write_paused or cycle.disconnected:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+    return True
 
 
 def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
