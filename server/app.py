@@ -30,6 +30,7 @@ from forkpoint.server.models_api import models_routes
 from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_id import RequestIdMiddleware
 from forkpoint.server.request_metrics import RequestMetrics
+from forkpoint.server.responses import ResponsesApi
 from forkpoint.server.services import Services, Timing
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tokenization import tokenization_routes
@@ -80,6 +81,7 @@ def create_app(
     app.include_router(tokenization_routes(services))
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
     _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
+    _add_generation_route(app, "/v1/responses", services, ResponsesApi(services))
     return app
 
 
