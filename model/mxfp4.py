@@ -1,7 +1,7 @@
 """MXFP4: 32 numbers of 4 bits with one exponent, as the experts of gpt-oss are stored.
 
-A number is e2m1: a sign, two bits of exponent, one of mantissa. A byte holds two, the first in its low nibble.
-The exponent of a block is e8m0, a byte s that stands for 2^(s - 127); 255 means NaN.
+A number is e2m1: a sign, two bits of exponent, one of mantissa. A byte holds two, the first in its low
+nibble. The exponent of a block is e8m0, a byte s that stands for 2^(s - 127); 255 means NaN.
 Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5.2 and 6.3.
 """
 

@@ -43,15 +43,20 @@ def resolve_model(
     progress: Progress = no_progress,
     notice: Callable[[str], None] = no_notice,
     has_weights: bool = True,
+    converts_gguf: bool = True,
 ) -> Path:
     """The checkpoint directory that MODEL names: config.json, safetensors, tokenizer.json.
 
     A GGUF file, and the demos are such, is converted into `cache_dir` at its first use; after that it is
     found there within milliseconds. A model of the hub is fetched into the hub's own cache. notice: called
     with the terms of use when a demo is converted. has_weights: whether a model of the hub must have them.
-    Imports no torch. Raises ModelLoadError.
+    converts_gguf: if not, a GGUF file is refused. Imports no torch. Raises ModelLoadError.
     """
     path = Path(name).expanduser()
+    if not converts_gguf and (name in (DEMO, DEMO_CHAT) or path.suffix == ".gguf"):
+        raise ModelLoadError(
+            f"{name} is a GGUF file, which --load-format safetensors excludes", hint="use --load-format auto"
+        )
     if name == DEMO:  # a directory of that name is ./demo
         return _demo(cache_dir, progress, notice)
     if name == DEMO_CHAT:

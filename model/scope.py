@@ -32,7 +32,8 @@ REASONS: Mapping[str, frozenset[str]] = {
     _RECURRENT: frozenset(
         {
             "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling2",
-            "inkling2_loop", "inkling_mm_model", "inkling_text", "jamba", "kimi_linear", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba",
+            "inkling2_loop", "inkling_mm_model", "inkling_text", "jamba", "kimi_linear", "lara_mini",
+            "lfm2", "lfm2_moe", "lfm3", "mamba",
             "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
             "qwen3_next", "qwen4_exp", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
         }

@@ -45,6 +45,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
         config.model_dir,
         dtype=config.dtype,
         device=config.device,
+        load_format=config.load_format,
         progress=lambda done, total: progress(LoadProgress("loading weights", done, total)),
     )
     limits = _limits(config, model)

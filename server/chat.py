@@ -39,6 +39,7 @@ class ChatApi:
             served_names=services.config.served_model_names,
             eos_token_ids=services.tokenizer.eos_token_ids,
             vocab_size=limits.info.vocab_size,
+            defaults=services.config.sampling_defaults,
         )
         options = replace(options, num_logprobs=_read_num_logprobs(Fields(body)))
         refuse_unbuilt_fields(body, is_chat=True)

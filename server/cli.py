@@ -34,7 +34,8 @@ Model = Annotated[
     str,
     Parameter(
         group=MODEL,
-        help="demo, demo-chat, a directory with config.json and safetensors, or a .gguf file.",
+        help="demo, demo-chat, a directory with config.json and safetensors, a .gguf file, or a hub id: "
+        "org/name or org/name@revision.",
     ),
 ]
 ConfigFiles = Annotated[

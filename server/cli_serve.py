@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from forkpoint.configs.serving import ServerConfig
@@ -44,12 +45,22 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
     from forkpoint.model.resolve import default_cache_dir, resolve_model
     from forkpoint.scheduler.process_client import ProcessEngine
     from forkpoint.server.chat_template import ChatTemplate
+    from forkpoint.server.generation_config import read_sampling_defaults
     from forkpoint.server.run import run_server
     from forkpoint.server.text import Tokenizer
 
     own_cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(own_cache).expanduser() if own_cache else default_cache_dir(dict(os.environ))
-    model_dir = resolve_model(model, cache_dir=cache_dir, progress=progress.show, notice=progress.note)
+    model_dir = resolve_model(
+        model,
+        cache_dir=cache_dir,
+        progress=progress.show,
+        notice=progress.note,
+        has_weights=settings.load_format != "dummy",
+        converts_gguf=settings.load_format != "safetensors",
+    )
+    if settings.generation_config == "auto":
+        config = replace(config, sampling_defaults=read_sampling_defaults(model_dir))
     engine = ProcessEngine(engine_config(settings, model_dir), max_queued=config.max_queued_requests)
     tokenizer = Tokenizer.load(model_dir)
     template = ChatTemplate.load(model_dir, config.chat_template)

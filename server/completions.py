@@ -41,6 +41,7 @@ class CompletionsApi:
             served_names=services.config.served_model_names,
             eos_token_ids=services.tokenizer.eos_token_ids,
             vocab_size=limits.info.vocab_size,
+            defaults=services.config.sampling_defaults,
             least_max_tokens=0 if echoes else 1,
         )
         options = replace(options, echoes=echoes, num_logprobs=_read_num_logprobs(fields))

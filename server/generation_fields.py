@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forkpoint.configs.errors import RequestError
 from forkpoint.configs.sampling import MAX_SEED, MIN_SEED, SamplingParams
+from forkpoint.configs.serving import SamplingDefaults
 from forkpoint.server.errors import clip
 from forkpoint.server.fields import Fields, json_type
 from forkpoint.server.message_pieces import NewParser
@@ -26,6 +27,7 @@ MAX_REPETITION_PENALTY = 1e6
 # OpenAI's bound; both APIs have it.
 MAX_LOGPROBS = 20
 _MAX_INT = 2**63 - 1
+OPENAI_DEFAULTS = SamplingDefaults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ def read_generation_options(
     eos_token_ids: frozenset[int],
     vocab_size: int,
     least_max_tokens: int = 1,
+    defaults: SamplingDefaults = OPENAI_DEFAULTS,
 ) -> GenerationOptions:
     """Validate the shared fields. Raises RequestError: 404 for an unknown model, else 400."""
     fields = Fields(body)
@@ -106,7 +109,7 @@ def read_generation_options(
     stop_token_ids = _read_stop_token_ids(fields, vocab_size)
     ignores_eos = fields.boolean("ignore_eos", default=False)
     top_k = fields.integer("top_k", low=-1, high=_MAX_INT)
-    top_p = fields.number("top_p", default=1.0, low=0.0, high=1.0)
+    top_p = fields.number("top_p", default=defaults.top_p, low=0.0, high=1.0)
     if top_p == 0.0:
         raise fields.error("top_p", "is 0; it must be in (0, 1]")
     seed = fields.integer("seed", low=MIN_SEED, high=MAX_SEED)
@@ -122,10 +125,10 @@ def read_generation_options(
         model=model,
         num_choices=fields.integer("n", low=1, high=MAX_CHOICES) or 1,
         max_tokens=max_tokens,
-        temperature=fields.number("temperature", default=1.0, low=0.0, high=2.0),
+        temperature=fields.number("temperature", default=defaults.temperature, low=0.0, high=2.0),
         top_p=top_p,
-        top_k=0 if top_k is None else max(top_k, 0),
-        min_p=fields.number("min_p", default=0.0, low=0.0, high=1.0),
+        top_k=defaults.top_k if top_k is None else max(top_k, 0),
+        min_p=fields.number("min_p", default=defaults.min_p, low=0.0, high=1.0),
         seed=secrets.randbits(63) if seed is None else seed,
         stops=_read_stops(fields),
         stop_token_ids=stop_token_ids,
@@ -141,7 +144,10 @@ def read_generation_options(
         presence_penalty=fields.number("presence_penalty", default=0.0, low=-2.0, high=2.0),
         frequency_penalty=fields.number("frequency_penalty", default=0.0, low=-2.0, high=2.0),
         repetition_penalty=fields.number(
-            "repetition_penalty", default=1.0, low=1 / MAX_REPETITION_PENALTY, high=MAX_REPETITION_PENALTY
+            "repetition_penalty",
+            default=defaults.repetition_penalty,
+            low=1 / MAX_REPETITION_PENALTY,
+            high=MAX_REPETITION_PENALTY,
         ),
         logit_bias=_read_logit_bias(fields, vocab_size),
     )

@@ -376,6 +376,22 @@ def test_progress_counts_every_tensor_once(checkpoints: Checkpoints) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["gemma3", "llama"])
+def test_dummy_weights_need_no_files_and_are_the_same_each_time(
+    checkpoints: Checkpoints, tmp_path: Path, name: str
+) -> None:
+    shutil.copy(checkpoints[name] / "config.json", tmp_path)
+    first, second = (load_model(tmp_path, device="cpu", load_format="dummy") for _ in range(2))
+    probe = torch.randn(3, 64, dtype=first.dtype)
+    assert first.num_parameters == load_model(checkpoints[name], device="cpu").num_parameters
+    assert torch.equal(first.weights.embedding, second.weights.embedding)
+    for a, b in zip(first.weights.layers, second.weights.layers, strict=True):
+        assert torch.equal(a.mlp(probe), b.mlp(probe))
+    one, other = (layer.mlp(probe) for layer in first.weights.layers[:2])
+    assert not torch.equal(one, other)
+    assert 0.1 < one.float().std() < 10
+
+
 def test_unknown_dtype_and_device_name_the_flag(checkpoints: Checkpoints) -> None:
     with pytest.raises(ConfigError, match="float8") as error:
         load_model(checkpoints["llama"], dtype="float8")

@@ -87,8 +87,8 @@ def hub_double(**repos: Path | Repo) -> Iterator[HubDouble]:
         thread.join()
 
 
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/(?P<what>revision|tree)/(?P<revision>.+?))?/?")
-_FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_API = re.compile(r"/api/models/(?P<repo>[^/]+(?:/[^/]+)??)(?:/(?P<what>revision|tree)/(?P<revision>.+?))?/?")
+_FILE = re.compile(r"/(?P<repo>[^/]+(?:/[^/]+)??)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -29,6 +29,11 @@ FLAGS = """
 --device cpu
 --dtype float32
 --kv-cache-dtype bfloat16
+--load-format auto
+--load-format safetensors
+--load-format dummy
+--generation-config auto
+--generation-config none
 --quantization none
 --attention-backend torch
 --context-length 4096
@@ -250,6 +255,15 @@ def test_settings_reach_the_engine() -> None:
     assert (pools.full_tokens, pools.swa_tokens) == (100, 50)
     cache = engine_config(ServeSettings(disable_radix_cache=True, retention="tail"), Path("model"))
     assert (cache.enable_radix_cache, cache.retention) == (False, "tail")
+    assert engine_config(ServeSettings(load_format="dummy"), Path("model")).load_format == "dummy"
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-chat", "some.gguf"])
+def test_gguf_is_refused_where_only_safetensors_are_wanted(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--port", "0", "--load-format", "safetensors")
+    assert f"{model} is a GGUF file" in refusal(capsys, "serve", model, *flags)
 
 
 def test_keys_come_from_flags_and_from_a_file(tmp_path: Path) -> None:
@@ -270,6 +284,8 @@ def test_a_key_file_without_keys_does_not_open_the_server(tmp_path: Path) -> Non
     [
         ("demo", "demo"),
         ("google/gemma-3-270m", "gemma-3-270m"),
+        ("google/gemma-3-270m@v1", "gemma-3-270m"),
+        ("google/gemma-3-270m@refs/pr/3", "gemma-3-270m"),
         ("/models/mine/", "mine"),
         ("x/y.gguf", "y.gguf"),
     ],
