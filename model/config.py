@@ -6,16 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from forkpoint.configs.errors import ModelLoadError
 from forkpoint.model.inputs import KINDS, Kind
 
 if TYPE_CHECKING:
     import torch
 
-Norm = Literal["rms", "rms_plus_one"]
-Activation = Literal["silu", "gelu_tanh"]
-Block = Literal["pre", "sandwich"]
-QkNorm = Literal["none", "head"]
+Norm = Literal["rms", "rms_wide", "rms_plus_one", "layer"]
+Block = Literal["pre", "post", "sandwich", "parallel"]
+QkNorm = Literal["none", "head", "flat"]
+Scoring = Literal["softmax", "softmax_of_chosen", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) * g * sigmoid(alpha * g)."""
+
+    alpha: float
+    limit: float
+
+
+Activation = Literal["silu", "gelu_tanh"] | ClampedSwiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,73 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """Dims that turn less than beta_slow times in the original context are divided by `factor`, those that
+    turn more than beta_fast times are kept, those between ramped (YaRN).
+
+    is_truncated: the ramp's ends are rounded to whole dims. attention_factor: of cos and sin.
+    """
+
+    factor: float
+    original_context_length: int
+    beta_fast: float
+    beta_slow: float
+    is_truncated: bool
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling:
+    """One divisor per dim pair: short_factors up to the original context length, long_factors beyond.
+
+    The served context length decides, not a sequence's own length: a cached key must not change when its
+    sequence grows. attention_factor: of cos and sin.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context_length: int
+    attention_factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding of a head's first `rotary_dim` dims, halves rotated against each other."""
+    """Rotary position embedding of a head's first `rotary_dim` dims.
+
+    is_interleaved: neighbouring dims are rotated against each other; else the halves. is_wide: rotated in
+    float32, whatever the weights are.
+    """
 
     theta: float
     rotary_dim: int
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None = None
+    is_interleaved: bool = False
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    """A mixture of experts in place of an MLP: each row runs `experts_per_token` of `num_experts`.
+
+    scoring `softmax`: over all experts, and the highest are chosen; `softmax_of_chosen`: the highest logits
+    are chosen, and weighed by their softmax; `sigmoid`: each expert for itself.
+    is_renormalised: the weights of the chosen are divided by their sum. weight_scale: factor after that.
+    has_correction_bias: added to the scores to choose by, not to those to weigh by.
+    num_groups: experts come in as many groups of equal size; only those of the groups_per_token groups with
+    the highest sum of their two best scores can be chosen.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    expert_dim: int
+    scoring: Scoring
+    is_renormalised: bool
+    weight_scale: float = 1.0
+    has_router_bias: bool = False
+    has_correction_bias: bool = False
+    has_expert_bias: bool = False
+    num_groups: int = 1
+    groups_per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +120,13 @@ class LayerSpec:
     """All that distinguishes one layer.
 
     window: W counts the query itself (a query at p sees (p - W, p]); None for full attention.
-    rope: None for no position embedding. qk_norm `head`: RMSNorm over each head of q and k.
-    block `pre`: a norm before attention and before the MLP; `sandwich`: also one after each.
+    rope: None for no position embedding. qk_norm `head`: RMSNorm over each head of q and k; `flat`: over all
+    heads of q, and over all of k.
+    block `pre`: a norm before attention and before the MLP; `post`: one after each; `sandwich`: both;
+    `parallel`: one norm, whose result attention and MLP both take.
     softcap: scores become softcap * tanh(scores / softcap) before the mask.
+    has_sinks: each query head has one more logit in its softmax, that of a key without value.
+    value_scale: values are multiplied by it before they are stored. mlp_dim: unused where `moe` is set.
     """
 
     window: int | None
@@ -66,8 +141,12 @@ class LayerSpec:
     softcap: float | None = None
     block: Block = "pre"
     activation: Activation = "silu"
-    has_attention_bias: bool = False
+    has_qkv_bias: bool = False
+    has_o_bias: bool = False
     has_mlp_bias: bool = False
+    has_sinks: bool = False
+    value_scale: float = 1.0
+    moe: MoeSpec | None = None
 
     @property
     def kind(self) -> Kind:
@@ -80,7 +159,10 @@ class ModelConfig:
 
     family: key of families.FAMILIES, used for tensor names only. checkpoint_dtype: what the checkpoint
     says its weights are, such as `bfloat16`. eos_token_ids: each of them ends a text.
+    norm `rms`: rounded before its weight is multiplied; `rms_wide`: after; `rms_plus_one`: after, and the
+    weight is one more than stored; `layer`: of x less its mean, rounded after.
     embedding_multiplier: embeddings are multiplied by it, rounded to the weights' dtype first.
+    residual_multiplier: of what attention and MLP add. logit_multiplier: before final_softcap.
     """
 
     family: str
@@ -94,14 +176,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
     embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     final_softcap: float | None = None
-
-    def __post_init__(self) -> None:
-        windows = {layer.window for layer in self.layers if layer.window is not None}
-        if len(windows) > 1:
-            raise ModelLoadError(
-                f"the model has several sliding windows {sorted(windows)}; one window size is supported"
-            )
 
     @property
     def num_layers(self) -> int:
@@ -115,8 +192,12 @@ class ModelConfig:
 
     @property
     def window(self) -> int | None:
-        """W of the sliding-window layers, counting the query; None without such layers."""
-        return next((layer.window for layer in self.layers if layer.window is not None), None)
+        """W of the sliding-window layers, counting the query; None without such layers.
+
+        The largest, where they differ: all of them are one kind, whose pages live as long as any layer needs
+        them. Attention looks at each layer's own window.
+        """
+        return max((layer.window for layer in self.layers if layer.window is not None), default=None)
 
     @property
     def layer_pattern(self) -> str:

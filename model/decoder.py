@@ -29,7 +29,7 @@ class Decoder:
         self._pools = pools
         self._backend = backend
         self._frequencies = {
-            layer.rope: inverse_frequencies(layer.rope).to(model.device)
+            layer.rope: inverse_frequencies(layer.rope, model.config.context_length).to(model.device)
             for layer in model.config.layers
             if layer.rope is not None
         }
@@ -70,6 +70,8 @@ class Decoder:
         if not len(x):
             return torch.empty((0, self._config.vocab_size), device=self._model.device)
         logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
+        if self._config.logit_multiplier != 1.0:
+            logits = logits * self._config.logit_multiplier
         if self._config.final_softcap is not None:
             logits = self._config.final_softcap * torch.tanh(logits / self._config.final_softcap)
         return logits
@@ -77,7 +79,7 @@ class Decoder:
     def _all_rows(self, inputs: ForwardInput) -> _Rows:
         batch = _copy_to_device(inputs, self._model.device)
         rotations = {
-            rope: rotation(frequencies, batch.positions, self._model.dtype)
+            rope: rotation(rope, frequencies, batch.positions, self._model.dtype)
             for rope, frequencies in self._frequencies.items()
         }
         return _Rows(inputs, batch, rotations, None)
@@ -93,42 +95,52 @@ class Decoder:
             return None
         batch = _copy_to_device(inputs, self._model.device)
         kept = torch.from_numpy(kept_rows).to(self._model.device)
-        rotations = {
-            rope: Rotation(full.cos.index_select(0, kept), full.sin.index_select(0, kept))
-            for rope, full in rows.rotations.items()
-        }
+        rotations = {rope: full.select(kept) for rope, full in rows.rotations.items()}
         return _Rows(inputs, batch, rotations, kept)
 
-    def _write_kv(self, x: torch.Tensor, index: int, rows: _Rows) -> torch.Tensor:
-        """Compute and store keys and values of all `rows`; returns their q."""
+    def _write_kv(self, x: torch.Tensor, index: int, rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute and store keys and values of all `rows`; returns their q, and x as attention took it."""
         spec = self._config.layers[index]
-        q, keys, values = _project(x, spec, self._model.weights.layers[index], rows.rotations)
+        weights = self._model.weights.layers[index]
+        normed = x if weights.attention_norm is None else weights.attention_norm(x)
+        q, keys, values = _project(normed, spec, weights, rows.rotations)
         self._pools.write(index, rows.batch.write_slots[spec.kind], keys, values)
-        return q
+        return q, normed
 
     def _layer(self, x: torch.Tensor, index: int, rows: _Rows, above: _Rows) -> torch.Tensor:
         """x: [T, hidden] of `rows`. Returns the layer's output for the rows `above`."""
         weights = self._model.weights.layers[index]
-        q = self._write_kv(x, index, rows)
+        is_parallel = self._config.layers[index].block == "parallel"
+        q, normed = self._write_kv(x, index, rows)
         if above is not rows:
             assert above.kept is not None
             q, x = q.index_select(0, above.kept), x.index_select(0, above.kept)
+            normed = normed.index_select(0, above.kept) if is_parallel else normed
         if index == self._config.num_layers - 1:
             # Above the last KV only the output rows matter; a chunk that wants none ends here.
-            x = x.index_select(0, above.batch.output_rows)
+            wanted = above.batch.output_rows
+            x = x.index_select(0, wanted)
             if not len(x):
                 return x
-            attended = self._backend.attend(q, index).index_select(0, above.batch.output_rows)
+            normed = normed.index_select(0, wanted) if is_parallel else normed
+            attended = self._backend.attend(q, index, weights.sinks).index_select(0, wanted)
         else:
-            attended = self._backend.attend(q, index)
+            attended = self._backend.attend(q, index, weights.sinks)
         branch = weights.o(attended.flatten(1))
+        if is_parallel:
+            return x + self._added(branch) + self._added(weights.mlp(normed))
         if weights.attention_output_norm is not None:
             branch = weights.attention_output_norm(branch)
-        x = x + branch
-        branch = weights.mlp(weights.mlp_norm(x))
+        x = x + self._added(branch)
+        branch = weights.mlp(x if weights.mlp_norm is None else weights.mlp_norm(x))
         if weights.mlp_output_norm is not None:
             branch = weights.mlp_output_norm(branch)
-        return x + branch
+        return x + self._added(branch)
+
+    def _added(self, branch: torch.Tensor) -> torch.Tensor:
+        """What a branch adds to the residual stream."""
+        multiplier = self._config.residual_multiplier
+        return branch if multiplier == 1.0 else branch * multiplier
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +174,18 @@ def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:
 
 
 def _project(
-    x: torch.Tensor, spec: LayerSpec, weights: LayerWeights, rotations: Mapping[RopeSpec, Rotation]
+    normed: torch.Tensor, spec: LayerSpec, weights: LayerWeights, rotations: Mapping[RopeSpec, Rotation]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [T, Hq, k_dim], keys [T, Hkv, k_dim] (both normed and rotated), values [T, Hkv, v_dim]."""
-    qkv = weights.qkv(weights.attention_norm(x))
+    qkv = weights.qkv(normed)
     qk_dim = (spec.num_q_heads + spec.num_kv_heads) * spec.k_dim
     # q and k side by side: one norm and one rotation for both.
-    qk = qkv[:, :qk_dim].view(len(x), -1, spec.k_dim)
+    qk = qkv[:, :qk_dim].view(len(normed), -1, spec.k_dim)
     if weights.qk_norm is not None:
         qk = weights.qk_norm(qk)
     if spec.rope is not None:
         qk = rotate(qk, rotations[spec.rope])
-    values = qkv[:, qk_dim:].view(len(x), -1, spec.v_dim)
+    values = qkv[:, qk_dim:].view(len(normed), -1, spec.v_dim)
+    if spec.value_scale != 1.0:
+        values = values * spec.value_scale
     return qk[:, : spec.num_q_heads], qk[:, spec.num_q_heads :], values

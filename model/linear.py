@@ -12,14 +12,14 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from forkpoint.model.config import Activation
+from forkpoint.model.config import Activation, ClampedSwiglu
 
-_ACTIVATIONS: Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 # oneDNN's names of the same functions: (post-op, algorithm).
-_POST_OPS: Mapping[Activation, tuple[str, str]] = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
+_POST_OPS: Mapping[str, tuple[str, str]] = {"silu": ("swish", ""), "gelu_tanh": ("gelu", "tanh")}
 
 
 class Linear(Protocol):
@@ -29,7 +29,7 @@ class Linear(Protocol):
 
 
 class GatedMlp(Protocol):
-    """y = (activation(x G^T) * x U^T) D^T for x [T, hidden], y [T, hidden]."""
+    """y = (activation(x G^T) * x U^T) D^T, or as ClampedSwiglu says, for x [T, hidden], y [T, hidden]."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -59,9 +59,9 @@ def make_gated_mlp(
 ) -> GatedMlp:
     """A gated MLP. gate_up: [2 * mlp_dim, hidden], the gate's rows first. down: [hidden, mlp_dim]."""
     down_linear = make_linear(down, down_bias)
-    if can_pack(gate_up.dtype, gate_up.device):
+    if isinstance(activation, str) and can_pack(gate_up.dtype, gate_up.device):
         return PackedGatedMlp(gate_up, gate_up_bias, down_linear, activation)
-    return PlainGatedMlp(PlainLinear(gate_up, gate_up_bias), down_linear, activation)
+    return PlainGatedMlp(make_linear(gate_up, gate_up_bias), down_linear, activation)
 
 
 class PlainLinear:
@@ -93,18 +93,20 @@ class PlainGatedMlp:
     def __init__(self, gate_up: Linear, down: Linear, activation: Activation) -> None:
         self._gate_up = gate_up
         self._down = down
-        self._activation = _ACTIVATIONS[activation]
+        self._activation = activation
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self._gate_up(x).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+        if isinstance(self._activation, ClampedSwiglu):
+            return self._down(_clamped_swiglu(gate, up, self._activation))
+        return self._down(_ACTIVATIONS[self._activation](gate) * up)
 
 
 class PackedGatedMlp:
     """The activation and the product with `up` run inside oneDNN's products: no pass over memory between."""
 
     def __init__(
-        self, gate_up: torch.Tensor, bias: torch.Tensor | None, down: Linear, activation: Activation
+        self, gate_up: torch.Tensor, bias: torch.Tensor | None, down: Linear, activation: str
     ) -> None:
         gate, up = gate_up.chunk(2)
         self._gate = torch.ops.mkldnn._reorder_linear_weight(gate)
@@ -120,3 +122,9 @@ class PackedGatedMlp:
         )
         product = torch.ops.mkldnn._linear_pointwise.binary(x, gated, self._up, self._up_bias, "mul")
         return self._down(product)
+
+
+def _clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, activation: ClampedSwiglu) -> torch.Tensor:
+    gate = gate.clamp(max=activation.limit)
+    up = up.clamp(-activation.limit, activation.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * activation.alpha))

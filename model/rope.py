@@ -7,35 +7,58 @@ from dataclasses import dataclass
 
 import torch
 
-from forkpoint.model.config import LinearScaling, Llama3Scaling, RopeSpec
+from forkpoint.model.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """cos and sin of a step's positions, [T, 1, rotary_dim] each; sin's first half carries the minus."""
+    """cos and sin of a step's positions, [T, 1, rotary_dim] each; sin has the minus of a pair's first."""
 
     cos: torch.Tensor
     sin: torch.Tensor
+    is_interleaved: bool
+
+    def select(self, rows: torch.Tensor) -> Rotation:
+        """The rotation of some rows, [T'] int64."""
+        cos, sin = self.cos.index_select(0, rows), self.sin.index_select(0, rows)
+        return Rotation(cos, sin, self.is_interleaved)
 
 
-def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:
-    """[rotary_dim / 2] float32: radians per position. Source: transformers 5.24, modeling_rope_utils.py."""
+def inverse_frequencies(spec: RopeSpec, context_length: int) -> torch.Tensor:
+    """[rotary_dim / 2] float32: radians per position. Source: transformers 5.24, modeling_rope_utils.py.
+
+    context_length: the longest sequence that is served; only LongRopeScaling asks for it.
+    """
     exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
     frequencies = 1.0 / (spec.theta**exponents)
     if isinstance(spec.scaling, LinearScaling):
         return frequencies / spec.scaling.factor
     if isinstance(spec.scaling, Llama3Scaling):
         return _llama3_frequencies(frequencies, spec.scaling)
+    if isinstance(spec.scaling, YarnScaling):
+        return _yarn_frequencies(frequencies, spec, spec.scaling)
+    if isinstance(spec.scaling, LongRopeScaling):
+        is_long = context_length > spec.scaling.original_context_length
+        return frequencies / torch.tensor(
+            spec.scaling.long_factors if is_long else spec.scaling.short_factors, dtype=torch.float32
+        )
     return frequencies
 
 
-def rotation(frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-    """cos and sin for positions [T], computed in float32 and rounded to `dtype` as transformers does."""
+def rotation(
+    spec: RopeSpec, frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
+) -> Rotation:
+    """cos and sin for positions [T], computed in float32 and rounded to `dtype` (but for wide specs)."""
     angles = positions.to(torch.float32)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
-    return Rotation(
-        torch.cat((cos, cos), dim=-1)[:, None].to(dtype), torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
-    )
+    if isinstance(spec.scaling, YarnScaling | LongRopeScaling):
+        cos, sin = cos * spec.scaling.attention_factor, sin * spec.scaling.attention_factor
+    if spec.is_interleaved:
+        cos, sin = torch.stack((cos, cos), dim=-1).flatten(1), torch.stack((-sin, sin), dim=-1).flatten(1)
+    else:
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    kept = torch.float32 if spec.is_wide else dtype
+    return Rotation(cos[:, None].to(kept), sin[:, None].to(kept), spec.is_interleaved)
 
 
 def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -44,9 +67,13 @@ def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     if rotary_dim < heads.shape[-1]:
         rotated = rotate(heads[..., :rotary_dim], rotation)
         return torch.cat((rotated, heads[..., rotary_dim:]), dim=-1)
-    # Rolling by half a head swaps the halves (x2, x1); the sign that rotate-half needs is in sin.
-    swapped = torch.roll(heads, rotary_dim // 2, dims=-1)
-    return torch.addcmul(heads * rotation.cos, swapped, rotation.sin)
+    wide = heads.to(rotation.cos.dtype)
+    if rotation.is_interleaved:
+        swapped = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        # Rolling by half a head swaps the halves (x2, x1); the sign that rotate-half needs is in sin.
+        swapped = torch.roll(wide, rotary_dim // 2, dims=-1)
+    return torch.addcmul(wide * rotation.cos, swapped, rotation.sin).to(heads.dtype)
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
@@ -59,3 +86,19 @@ def _llama3_frequencies(frequencies: torch.Tensor, scaling: Llama3Scaling) -> to
     between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
     scaled = torch.where(wavelengths > low, frequencies / scaling.factor, between)
     return torch.where(wavelengths < high, frequencies, scaled)
+
+
+def _yarn_frequencies(frequencies: torch.Tensor, spec: RopeSpec, scaling: YarnScaling) -> torch.Tensor:
+    """Source: Peng et al. 2023, "YaRN", section 3.2."""
+
+    def dim_that_turns(times: float) -> float:
+        wavelength = scaling.original_context_length / (times * 2 * math.pi)
+        return spec.rotary_dim * math.log(wavelength) / (2 * math.log(spec.theta))
+
+    low, high = dim_that_turns(scaling.beta_fast), dim_that_turns(scaling.beta_slow)
+    if scaling.is_truncated:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    width = high - low or 0.001  # no division by zero
+    ramp = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / width).clamp(0, 1)
+    return frequencies / scaling.factor * ramp + frequencies * (1 - ramp)

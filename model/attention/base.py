@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from forkpoint.model.config import ModelConfig
 from forkpoint.model.inputs import ForwardInput, Kind
 
 
@@ -33,11 +34,12 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
         """Attend q to this layer's keys and values, read as the pool stores them, this step's rows too.
 
         q: [T, Hq, k_dim], rotated, in batch order. Returns [T, Hq, v_dim], same dtype.
         SWA layers see positions (p - W, p]. plan() must have run, and the layer's KV must be written.
+        sinks: [Hq] float32, a logit that joins each row's softmax without a value, neither scaled nor capped.
         """
         ...
 
@@ -82,3 +84,13 @@ def slots_between(
     )
     offsets = np.arange(start - first, end - first, dtype=np.int64)
     return pages[offsets // page_size].astype(np.int64) * page_size + offsets % page_size
+
+
+def windows_of(config: ModelConfig, kinds: Collection[Kind]) -> list[int | None]:
+    """The windows of the layers of `kinds`, each once: what a plan is made for."""
+    return list(dict.fromkeys(layer.window for layer in config.layers if layer.kind in kinds))
+
+
+def kind_of(window: int | None) -> Kind:
+    """The kind whose table a layer with this window reads."""
+    return "full" if window is None else "swa"

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from forkpoint.model.attention.base import Span, first_key, slots_between, spans
+from forkpoint.model.attention.base import Span, first_key, kind_of, slots_between, spans, windows_of
 from forkpoint.model.config import LayerSpec, ModelConfig
 from forkpoint.model.inputs import ForwardInput, Kind
 from forkpoint.model.kv import KvPools
@@ -74,8 +74,9 @@ class CpuBackend:
         self._tile_rows = tile_rows
         self._keys = _GatherBuffer(pools.dtype)
         self._values = _GatherBuffer(pools.dtype)
-        self._prefills: dict[Kind, list[_Prefill]] = {}
-        self._decodes: dict[Kind, list[_Decode]] = {}
+        # By window, None for full attention.
+        self._prefills: dict[int | None, list[_Prefill]] = {}
+        self._decodes: dict[int | None, list[_Decode]] = {}
 
     @property
     def tile_rows(self) -> int:
@@ -85,28 +86,28 @@ class CpuBackend:
         all_spans = list(enumerate(spans(inputs)))
         decodes = [(index, span) for index, span in all_spans if span.end - span.start == 1]
         prefills = [(index, span) for index, span in all_spans if span.end - span.start > 1]
-        for kind in kinds:
-            self._prefills[kind] = [self._plan_prefill(inputs, kind, *item) for item in prefills]
-            self._decodes[kind] = self._plan_decodes(inputs, kind, decodes)
+        for window in windows_of(self._config, kinds):
+            self._prefills[window] = [self._plan_prefill(inputs, window, *item) for item in prefills]
+            self._decodes[window] = self._plan_decodes(inputs, window, decodes)
 
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
         spec = self._config.layers[layer]
         # Scaling q instead of the scores saves a pass over them; in bfloat16 it also rounds less.
         q = q * spec.attention_scale
         out = torch.empty((q.shape[0], spec.num_q_heads, spec.v_dim), dtype=q.dtype)
-        for prefill in self._prefills[spec.kind]:
-            self._attend_prefill(q, out, layer, prefill)
-        for decode in self._decodes[spec.kind]:
-            self._attend_decode(q, out, layer, decode)
+        if sinks is not None:
+            # [Hkv, group]: heads are folded.
+            sinks = sinks.view(spec.num_kv_heads, -1)
+        for prefill in self._prefills[spec.window]:
+            self._attend_prefill(q, out, layer, prefill, sinks)
+        for decode in self._decodes[spec.window]:
+            self._attend_decode(q, out, layer, decode, sinks)
         return out
-
-    def _window(self, kind: Kind) -> int | None:
-        return self._config.window if kind == "swa" else None
 
     # ---- prefill
 
-    def _plan_prefill(self, inputs: ForwardInput, kind: Kind, sequence: int, span: Span) -> _Prefill:
-        window = self._window(kind)
+    def _plan_prefill(self, inputs: ForwardInput, window: int | None, sequence: int, span: Span) -> _Prefill:
+        kind = kind_of(window)
         lowest = first_key(span, window, int(inputs.tables[kind].lowest_key[sequence]))
         slots = slots_between(inputs, kind, sequence, lowest, span.end, self._pools.page_size)
         tiles = []
@@ -126,7 +127,9 @@ class CpuBackend:
             start = end
         return _Prefill(torch.from_numpy(slots), tuple(tiles))
 
-    def _attend_prefill(self, q: torch.Tensor, out: torch.Tensor, layer: int, prefill: _Prefill) -> None:
+    def _attend_prefill(
+        self, q: torch.Tensor, out: torch.Tensor, layer: int, prefill: _Prefill, sinks: torch.Tensor | None
+    ) -> None:
         spec = self._config.layers[layer]
         pool = self._pools.slots(layer)
         # [Hkv, n, D] views of [n, Hkv, D]
@@ -141,16 +144,21 @@ class CpuBackend:
             scores = _softcap(scores, spec)
             by_row = scores.view(spec.num_kv_heads, rows, group, -1)
             by_row[..., by_row.shape[-1] - tile.bias.shape[-1] :] += tile.bias.to(q.dtype)
-            attended = torch.bmm(torch.softmax(scores, dim=-1), values[:, tile.key_start : tile.key_end])
+            if sinks is not None:
+                columns = sinks.to(q.dtype)[:, None].expand(-1, rows, -1).reshape(len(sinks), -1, 1)
+                scores = torch.cat([scores, columns], dim=-1)
+            tile_values = values[:, tile.key_start : tile.key_end]
+            # A sink takes its share of the softmax and brings no value.
+            attended = torch.bmm(torch.softmax(scores, dim=-1)[..., : tile_values.shape[1]], tile_values)
             out_tile = out[tile.row_start : tile.row_end].view(rows, spec.num_kv_heads, group, spec.v_dim)
             out_tile.copy_(attended.view(spec.num_kv_heads, rows, group, spec.v_dim).transpose(0, 1))
 
     # ---- decode
 
     def _plan_decodes(
-        self, inputs: ForwardInput, kind: Kind, decodes: list[tuple[int, Span]]
+        self, inputs: ForwardInput, window: int | None, decodes: list[tuple[int, Span]]
     ) -> list[_Decode]:
-        window = self._window(kind)
+        kind = kind_of(window)
         # Bound the padding: only lengths between the same two powers of two share a batch.
         buckets: defaultdict[int, list[tuple[int, NDArray[np.int64]]]] = defaultdict(list)
         for sequence, span in decodes:
@@ -159,7 +167,9 @@ class CpuBackend:
             buckets[(len(slots) - 1).bit_length()].append((span.row_start, slots))
         return [_pad(bucket, inputs.num_rows) for bucket in buckets.values()]
 
-    def _attend_decode(self, q: torch.Tensor, out: torch.Tensor, layer: int, decode: _Decode) -> None:
+    def _attend_decode(
+        self, q: torch.Tensor, out: torch.Tensor, layer: int, decode: _Decode, sinks: torch.Tensor | None
+    ) -> None:
         spec = self._config.layers[layer]
         pool = self._pools.slots(layer)
         shape = (decode.num_sequences, -1, spec.num_kv_heads)
@@ -168,7 +178,8 @@ class CpuBackend:
         rows = q if decode.rows is None else q.index_select(0, decode.rows)
         group = spec.num_q_heads // spec.num_kv_heads
         folded = rows.view(decode.num_sequences, spec.num_kv_heads, group, spec.k_dim)
-        attended = _attend_padded(folded, keys.transpose(1, 2), values.transpose(1, 2), decode.bias, spec)
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        attended = _attend_padded(folded, keys, values, decode.bias, spec, sinks)
         attended = attended.reshape(decode.num_sequences, spec.num_q_heads, spec.v_dim)
         if decode.rows is None:
             out.copy_(attended)
@@ -225,19 +236,37 @@ def _pad(bucket: list[tuple[int, NDArray[np.int64]]], num_rows: int) -> _Decode:
 
 
 def _attend_padded(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, spec: LayerSpec
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    spec: LayerSpec,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q: [B, Hkv, group, k_dim], scaled. keys, values: [B, Hkv, n, D]. Returns [B, Hkv, group, v_dim]."""
+    """q: [B, Hkv, group, k_dim], scaled. keys, values: [B, Hkv, n, D]. sinks: [Hkv, group].
+
+    Returns [B, Hkv, group, v_dim].
+    """
     if bias is not None:
         bias = bias.to(q.dtype)
-    if spec.softcap is None:
-        # Several times faster than matmul with several KV heads: 8 x 1,024 keys, 8 heads of 128, one thread,
-        # float32: 12 ms against 93, for matmul handles strided batches of 4 rows badly (2026-11).
+    # Several times faster than matmul with several KV heads: 8 x 1,024 keys, 8 heads of 128, one thread,
+    # float32: 12 ms against 93, for matmul handles strided batches of 4 rows badly (2026-11).
+    if spec.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=1.0)
+    if spec.softcap is None and spec.k_dim == spec.v_dim:
+        attended: torch.Tensor
+        attended, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, keys, values, attn_mask=bias, scale=1.0
+        )
+        # The share of the softmax that a sink leaves: sum / (sum + exp(sink)).
+        return attended.mul_(torch.sigmoid(log_sum - sinks)[..., None])
     scores = _softcap(torch.matmul(q, keys.transpose(2, 3)), spec)
     if bias is not None:
         scores = scores + bias
-    return torch.matmul(torch.softmax(scores, dim=-1), values)
+    if sinks is not None:
+        columns = sinks.to(q.dtype)[..., None].expand(len(q), -1, -1, -1)
+        scores = torch.cat([scores, columns], dim=-1)
+    return torch.matmul(torch.softmax(scores, dim=-1)[..., : values.shape[2]], values)
 
 
 def _softcap(scores: torch.Tensor, spec: LayerSpec) -> torch.Tensor:

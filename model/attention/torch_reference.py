@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forkpoint.model.attention.base import Span, first_key, slots_between, spans
+from forkpoint.model.attention.base import Span, first_key, kind_of, slots_between, spans, windows_of
 from forkpoint.model.config import LayerSpec, ModelConfig
 from forkpoint.model.inputs import ForwardInput, Kind
 from forkpoint.model.kv import KvPools
@@ -32,27 +32,29 @@ class TorchReferenceBackend:
         self._config = config
         self._pools = pools
         self._device = device
-        self._planned: dict[Kind, list[_Sequence]] = {}
+        # By window, None for full attention.
+        self._planned: dict[int | None, list[_Sequence]] = {}
 
     def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
-        for kind in kinds:
-            self._planned[kind] = [
-                self._plan_sequence(inputs, kind, index, span) for index, span in enumerate(spans(inputs))
+        for window in windows_of(self._config, kinds):
+            self._planned[window] = [
+                self._plan_sequence(inputs, window, index, span) for index, span in enumerate(spans(inputs))
             ]
 
-    def attend(self, q: torch.Tensor, layer: int) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
         spec = self._config.layers[layer]
         pool = self._pools.slots(layer)
         out = torch.empty((q.shape[0], spec.num_q_heads, spec.v_dim), dtype=q.dtype, device=q.device)
-        for sequence in self._planned[spec.kind]:
+        for sequence in self._planned[spec.window]:
             rows = slice(sequence.span.row_start, sequence.span.row_end)
             keys = pool.keys[sequence.slots].float()
             values = pool.values[sequence.slots].float()
-            out[rows] = _attend_sequence(q[rows].float(), keys, values, sequence.visible, spec).to(q.dtype)
+            attended = _attend_sequence(q[rows].float(), keys, values, sequence.visible, spec, sinks)
+            out[rows] = attended.to(q.dtype)
         return out
 
-    def _plan_sequence(self, inputs: ForwardInput, kind: Kind, index: int, span: Span) -> _Sequence:
-        window = self._config.window if kind == "swa" else None
+    def _plan_sequence(self, inputs: ForwardInput, window: int | None, index: int, span: Span) -> _Sequence:
+        kind = kind_of(window)
         # Keys that no row sees are left out, not masked: their slots may hold anything, and 0 * NaN is NaN.
         lowest = first_key(span, window, int(inputs.tables[kind].lowest_key[index]))
         slots = slots_between(inputs, kind, index, lowest, span.end, self._pools.page_size)
@@ -65,7 +67,12 @@ class TorchReferenceBackend:
 
 
 def _attend_sequence(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, spec: LayerSpec
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    spec: LayerSpec,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """q: [rows, Hq, k_dim], keys, values: [num_keys, Hkv, D]. Returns [rows, Hq, v_dim]."""
     group = spec.num_q_heads // spec.num_kv_heads
@@ -75,4 +82,8 @@ def _attend_sequence(
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.masked_fill(~visible, float("-inf"))
-    return torch.einsum("hqk,khd->qhd", torch.softmax(scores, dim=-1), values)
+    if sinks is not None:
+        # A key of its own that has no value: in the softmax, not in the sum.
+        scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : len(keys)]
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family, made with transformers, and transformers' logits for them.
 
-Everything is randomised, norms and biases too, and scaled so that attention is far from uniform: with the
-initial values of transformers a window that is off by one would move the logits by 1e-3 only.
+Everything is randomised, norms, biases, sinks and buffers too, and scaled so that attention is far from
+uniform: with the initial values of transformers a window off by one would move the logits by 1e-3 only.
 """
 
 from __future__ import annotations
@@ -12,96 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
-
-VOCAB_SIZE = 256
-WINDOW = 12
-
-_COMMON: Mapping[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 512,
-    "attention_bias": True,
-    "bos_token_id": 2,
-    "pad_token_id": 0,
-}
-
-
-def gemma3_config() -> PreTrainedConfig:
-    """SSSSSFSF, two thetas, linear scaling on the full layers, a scale that is not head_dim's, softcap."""
-    return Gemma3TextConfig(
-        **_COMMON,
-        num_hidden_layers=8,
-        layer_types=[{"S": "sliding_attention", "F": "full_attention"}[kind] for kind in "SSSSSFSF"],
-        sliding_window=WINDOW,
-        query_pre_attn_scalar=24,
-        final_logit_softcapping=30.0,
-        eos_token_id=[1, 106],
-        rope_parameters={
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
-        },
-    )
-
-
-def llama_config() -> PreTrainedConfig:
-    """All full, llama3 scaling with wavelengths on both sides of its bounds, biases, untied."""
-    return LlamaConfig(
-        **_COMMON,
-        num_hidden_layers=6,
-        mlp_bias=True,
-        eos_token_id=1,
-        rope_parameters={
-            "rope_type": "llama3",
-            "rope_theta": 10_000.0,
-            "factor": 4.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
-    )
-
-
-def qwen3_config() -> PreTrainedConfig:
-    """All full, norms on the heads of q and k, tied."""
-    return Qwen3Config(**_COMMON, num_hidden_layers=6, tie_word_embeddings=True, eos_token_id=1)
-
-
-def qwen3_sliding_config() -> PreTrainedConfig:
-    """FFFSSS: a sliding layer is last, so what only the last layer needs is windowed."""
-    return Qwen3Config(
-        **_COMMON,
-        num_hidden_layers=6,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        max_window_layers=3,
-        eos_token_id=1,
-    )
-
-
-def qwen3_all_sliding_config() -> PreTrainedConfig:
-    """SSSSSS: a model without any full layer."""
-    return Qwen3Config(
-        **_COMMON,
-        num_hidden_layers=6,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        max_window_layers=0,
-        eos_token_id=1,
-    )
-
-
-CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
-    "gemma3": gemma3_config,
-    "llama": llama_config,
-    "qwen3": qwen3_config,
-    "qwen3_sliding": qwen3_sliding_config,
-    "qwen3_all_sliding": qwen3_all_sliding_config,
-}
+from support.tiny_configs import CONFIGS as CONFIGS
+from support.tiny_configs import VOCAB_SIZE as VOCAB_SIZE
+from support.tiny_configs import WINDOW as WINDOW
+from support.tiny_configs import gemma3_config as gemma3_config
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 
 
 def save_tiny_checkpoint(name: str, directory: Path, *, seed: int = 0, **save_options: Any) -> Path:
@@ -116,37 +31,54 @@ def save_random_checkpoint(
     # Built under fork_rng: making a model must not move the generator of the test that asks for it.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _auto_class(config).from_config(config, dtype=torch.float32)
         _randomise(model)
     model.save_pretrained(directory, **save_options)
     return directory
 
 
+def _auto_class(config: PreTrainedConfig) -> Any:
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
 @lru_cache(maxsize=8)
 def _reference_model(model_dir: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    )
+    config = PreTrainedConfig.get_config_dict(model_dir)[0]
+    auto_class: Callable[..., Any] = (
+        AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+    ).from_pretrained
+    model = auto_class(model_dir, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
     return model.eval()
 
 
-@torch.inference_mode()
+# Many tests ask for the logits of the same prompt.
+@lru_cache(maxsize=64)
+def _reference_logits(model_dir: Path, token_ids: tuple[int, ...]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = _reference_model(model_dir)(torch.tensor([token_ids]), use_cache=False).logits
+        return logits[0]
+
+
 def reference_logits(model_dir: Path, token_ids: list[int]) -> torch.Tensor:
     """transformers' logits of every position, [T, V] float32: one forward, no cache, eager attention."""
-    logits: torch.Tensor = _reference_model(model_dir)(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits
+    return _reference_logits(model_dir, tuple(token_ids))
 
 
 def _randomise(model: torch.nn.Module) -> None:
+    buffers: Mapping[str, torch.Tensor] = {
+        name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")
+    }
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn_like(parameter)
+        for name, tensor in [*model.named_parameters(), *buffers.items()]:
+            noise = torch.randn_like(tensor)
             if "norm" in name:
                 # Norms of `1 + w` start at 0, others at 1: both end near 1 +- 0.3.
-                parameter.add_(0.3 * noise)
+                tensor.add_(0.3 * noise)
+            elif name.endswith("sinks"):
+                tensor.copy_(1 + noise)
             elif name.endswith("bias"):
-                parameter.copy_(0.3 * noise)
+                tensor.copy_(0.3 * noise)
             elif "embed_tokens" in name:
-                parameter.copy_(noise / 4)
+                tensor.copy_(noise / 4)
             else:
-                parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+                tensor.copy_(1.5 * noise / tensor.shape[-1] ** 0.5)
