@@ -65,6 +65,8 @@ class ServerConfig:
     metrics_need_key: bool = True
     allowed_origins: tuple[str, ...] = ()
     chat_template: Path | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     max_queued_requests: int = 1024
     shutdown_timeout_s: float = 30.0

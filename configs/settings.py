@@ -14,6 +14,20 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 Auto = Literal["auto"]
+# Names in forkpoint.server.parsers.formats, which a test compares.
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "hermes",
+    "qwen3_coder",
+    "llama3_json",
+    "mistral",
+    "mistral_v11",
+    "gemma",
+    "functiongemma",
+    "json",
+]
+ReasoningParser = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
 
 NETWORK = Group.create_ordered("Network")
 MODEL = Group.create_ordered("Model")
@@ -104,8 +118,14 @@ class ServeSettings:
     chat_template: Annotated[
         Path | None, Parameter(group=MODEL, help="Jinja file in place of the model's chat template.")
     ] = None
-    tool_call_parser: Annotated[str | None, Parameter(group=MODEL, help="Not built yet.")] = None
-    reasoning_parser: Annotated[str | None, Parameter(group=MODEL, help="Not built yet.")] = None
+    tool_call_parser: Annotated[
+        ToolCallParser,
+        Parameter(group=MODEL, help="How calls of tools are written; auto: as the chat template tells."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Parameter(group=MODEL, help="How reasoning is set off; auto: as the chat template tells."),
+    ] = "auto"
     grammar_backend: Annotated[
         str, Parameter(group=MODEL, help="Engine of structured output; only llguidance can be named.")
     ] = "llguidance"

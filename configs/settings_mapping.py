@@ -90,6 +90,8 @@ def server_config(settings: ServeSettings, model: str) -> ServerConfig:
         metrics_need_key=not settings.metrics_without_key,
         allowed_origins=settings.allowed_origins,
         chat_template=settings.chat_template,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
         max_queued_requests=settings.max_queued_requests,
         shutdown_timeout_s=settings.shutdown_timeout,
         log_level=settings.log_level,
@@ -112,8 +114,6 @@ def _refuse_unbuilt(settings: ServeSettings) -> None:
             "--attention-backend torch, which runs on any device",
         ),
         (settings.tp_size > 1, f"--tp-size {settings.tp_size}", "--tp-size 1"),
-        (settings.tool_call_parser is not None, f"--tool-call-parser {settings.tool_call_parser}", None),
-        (settings.reasoning_parser is not None, f"--reasoning-parser {settings.reasoning_parser}", None),
         (
             settings.grammar_backend != "llguidance",
             f"--grammar-backend {settings.grammar_backend}",

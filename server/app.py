@@ -32,8 +32,10 @@ from forkpoint.server.request_id import RequestIdMiddleware
 from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.responses import ResponsesApi
 from forkpoint.server.services import Services, Timing
+from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tokenization import tokenization_routes
+from forkpoint.server.tools_dialect import Dialect
 from forkpoint.server.vllm_metrics import VllmAliases
 
 
@@ -44,8 +46,12 @@ def create_app(
     template: PromptTemplate | None,
     *,
     timing: Timing | None = None,
+    grammars: GrammarChecks | None = None,
 ) -> FastAPI:
-    """The ASGI app over an engine that may still be loading. Its Lifecycle is `app.state.lifecycle`."""
+    """The ASGI app over an engine that may still be loading. Its Lifecycle is `app.state.lifecycle`.
+
+    grammars: None: requests that need one are refused.
+    """
     timing = timing or Timing()
     registry = CollectorRegistry()
     request_metrics = RequestMetrics(registry)
@@ -56,6 +62,8 @@ def create_app(
         engine=engine,
         tokenizer=tokenizer,
         template=template,
+        dialect=_dialect(config, template),
+        grammars=grammars or NoGrammars(),
         lifecycle=Lifecycle(engine),
         generator=Generator(engine, tokenizer),
         registry=registry,
@@ -109,3 +117,11 @@ def _add_generation_route(app: FastAPI, path: str, services: Services, api: Gene
         return GenerationResponse(services, api)
 
     app.add_api_route(path, generate, methods=["POST"], response_model=None)
+
+
+def _dialect(config: ServerConfig, template: PromptTemplate | None) -> Dialect | None:
+    if template is None:
+        return None
+    return Dialect.of(
+        template, tool_call_parser=config.tool_call_parser, reasoning_parser=config.reasoning_parser
+    )

@@ -9,7 +9,6 @@ from typing import Any
 
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.answer_format import AnswerHead, FinishedChoice, WireObject
-from forkpoint.server.chat_messages import read_messages
 from forkpoint.server.choice import ChoiceDelta, ChoiceEvent, ChoiceFinished, ChoiceStarted
 from forkpoint.server.fields import Fields
 from forkpoint.server.generation import GenerationRequest, Prompt
@@ -17,9 +16,10 @@ from forkpoint.server.generation_fields import MAX_LOGPROBS, read_generation_opt
 from forkpoint.server.logprobs import TokenBytes, chat_logprobs
 from forkpoint.server.message_pieces import CallPiece, ContentPiece, MessagePiece, ReasoningPiece
 from forkpoint.server.prompts import render_and_encode
-from forkpoint.server.rendering import read_rendering
 from forkpoint.server.services import Services
+from forkpoint.server.structured import checked_grammar, read_structure
 from forkpoint.server.token_entries import TokenEntry
+from forkpoint.server.tools_chat import read_chat
 from forkpoint.server.unbuilt_fields import refuse_unbuilt_fields
 from forkpoint.server.usage import Usage
 
@@ -48,12 +48,28 @@ class ChatApi:
             raise RequestError(
                 "this model has no chat template; give one with --chat-template, or use /v1/completions"
             )
-        messages = read_messages(body.get("messages"), max_pieces=limits.info.context_length)
-        token_ids, anchors = await render_and_encode(
-            template, messages, read_rendering(Fields(body)), services.tokenizer, limits
+        assert services.dialect is not None, "a template has a dialect"
+        chat = read_chat(body, services.dialect, max_pieces=limits.info.context_length)
+        structure = await read_structure(body, services.grammars)
+        rendered = await render_and_encode(
+            template, chat.messages, chat.rendering, services.tokenizer, limits
         )
-        max_tokens = limits.max_tokens(len(token_ids), options.max_tokens, default=None)
-        return GenerationRequest(options, (Prompt(token_ids, options.sampling(max_tokens), anchors),))
+        plan = services.dialect.plan(
+            chat.tools,
+            structure,
+            services.tokenizer.special_token_id,
+            prompt_end=rendered.text_end,
+            continued=chat.continued,
+        )
+        options = replace(
+            options,
+            grammar=await checked_grammar(plan.rule, plan.param, services.grammars),
+            new_parser=plan.new_parser,
+            shown_special_tokens=plan.shown_special_tokens,
+        )
+        max_tokens = limits.max_tokens(len(rendered.token_ids), options.max_tokens, default=None)
+        prompt = Prompt(rendered.token_ids, options.sampling(max_tokens), rendered.anchors)
+        return GenerationRequest(options, (prompt,))
 
     def format(self, request: GenerationRequest, created: int) -> ChatFormat:
         return ChatFormat(

@@ -81,6 +81,11 @@ class ChatTemplate:
         return cls(sources["default"], special_tokens=special_tokens, tool_source=sources.get("tool_use"))
 
     @property
+    def source(self) -> str:
+        """The template's own text, and the one for tools where that is another."""
+        return self._source if self._tool_source == self._source else self._source + self._tool_source
+
+    @property
     def accepts_content_parts(self) -> bool:
         """Whether the template reads lists of text parts itself, in every role, all of them and in order.
 

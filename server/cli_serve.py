@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forkpoint.configs.serving import ServerConfig
 from forkpoint.configs.settings import ServeSettings
@@ -15,6 +17,9 @@ from forkpoint.scheduler.messages import LoadProgress
 from forkpoint.server.cli_layers import CACHE_VARIABLE
 from forkpoint.server.cli_progress import StartupProgress, startup_progress
 from forkpoint.server.listener import bind_listener
+
+if TYPE_CHECKING:
+    from forkpoint.server.text import Tokenizer
 
 
 def serve_model(model: str, settings: ServeSettings) -> int:
@@ -30,14 +35,17 @@ def serve_model(model: str, settings: ServeSettings) -> int:
         return _serve(model, settings, config, progress)
 
 
-def ready_text(url: str, config: ServerConfig) -> str:
-    """What is printed once requests are taken: where the server is, and a request to try."""
+def ready_text(url: str, config: ServerConfig, *, can_chat: bool = False) -> str:
+    """What is printed once requests are taken: where the server is, and a request to try.
+
+    can_chat: whether the model has a chat template.
+    """
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_keys else ""
     body = {"model": config.served_model_names[0], "prompt": "The capital of France is", "max_tokens": 16}
     return (
         f"\nForkpoint serves {config.served_model_names[0]} on {url}\n\n"
         f"  curl {url}/v1/completions -H 'Content-Type: application/json'{key} \\\n"
-        f"    -d '{json.dumps(body)}'\n"
+        f"    -d '{json.dumps(body)}'\n" + (f"  forkpoint chat --url {url}\n" if can_chat else "")
     )
 
 
@@ -47,6 +55,7 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
     from forkpoint.server.chat_template import ChatTemplate
     from forkpoint.server.generation_config import read_sampling_defaults
     from forkpoint.server.run import run_server
+    from forkpoint.server.structured_check import WorkerGrammarChecks
     from forkpoint.server.text import Tokenizer
 
     own_cache = os.environ.get(CACHE_VARIABLE)
@@ -70,7 +79,14 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
 
     def announce(url: str) -> None:
         progress.close()
-        print(ready_text(url, config), flush=True)
+        print(ready_text(url, config, can_chat=template is not None), flush=True)
 
     engine.on_progress(show)
-    return run_server(config, engine, tokenizer, template, on_ready=announce)
+    grammars = WorkerGrammarChecks(_grammar_command(model_dir, tokenizer))
+    return run_server(config, engine, tokenizer, template, grammars=grammars, on_ready=announce)
+
+
+def _grammar_command(model_dir: Path, tokenizer: Tokenizer) -> list[str]:
+    module = "forkpoint.scheduler.grammar_worker"
+    eos = map(str, sorted(tokenizer.eos_token_ids))
+    return [sys.executable, "-m", module, str(model_dir.resolve()), str(tokenizer.vocab_size), *eos]

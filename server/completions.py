@@ -16,6 +16,7 @@ from forkpoint.server.logprobs import TokenBytes, completion_logprobs
 from forkpoint.server.message_pieces import ContentPiece
 from forkpoint.server.prompts import TokenIds, encode, read_prompts
 from forkpoint.server.services import Services
+from forkpoint.server.structured import checked_grammar, read_structure
 from forkpoint.server.token_entries import TokenEntry
 from forkpoint.server.unbuilt_fields import refuse_unbuilt_fields
 from forkpoint.server.usage import Usage
@@ -46,6 +47,9 @@ class CompletionsApi:
         )
         options = replace(options, echoes=echoes, num_logprobs=_read_num_logprobs(fields))
         refuse_unbuilt_fields(body, is_chat=False)
+        if (structure := await read_structure(body, services.grammars)) is not None:
+            grammar = await checked_grammar(structure.rule, structure.param, services.grammars)
+            options = replace(options, grammar=grammar)
         add_special_tokens = fields.boolean("add_special_tokens", default=True)
         given_prompts = read_prompts(body.get("prompt"), limits)
         num_sequences = len(given_prompts) * options.num_choices

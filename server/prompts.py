@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from forkpoint.server.rendering import Rendering
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
 MAX_PROMPTS = 1024
+# Enough for a tag that a template writes last.
+_TEXT_END_CHARS = 64
 
 TokenIds = NDArray[np.int32]
 
@@ -53,14 +56,23 @@ async def encode(
     return token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """anchors: see Submit. text_end: the last characters of the prompt's text."""
+
+    token_ids: TokenIds
+    anchors: tuple[int, ...]
+    text_end: str
+
+
 async def render_and_encode(
     template: PromptTemplate,
     messages: Sequence[Message],
     rendering: Rendering,
     tokenizer: TextTokenizer,
     limits: Limits,
-) -> tuple[TokenIds, tuple[int, ...]]:
-    """Token ids of a chat, made in worker threads and checked as encode() does, and the prompt's anchors.
+) -> RenderedChat:
+    """The prompt of a chat, made in worker threads, and checked as encode() does.
 
     Raises RequestError.
     """
@@ -69,7 +81,8 @@ async def render_and_encode(
     text = await asyncio.to_thread(rendering.text, template, messages)
     window = limits.info.window
     if window is None:  # full-attention state is reusable at any position: there is nothing to keep
-        return await encode(text, tokenizer, limits, add_special_tokens=rendering.add_special_tokens), ()
+        token_ids = await encode(text, tokenizer, limits, add_special_tokens=rendering.add_special_tokens)
+        return RenderedChat(token_ids, (), text[-_TEXT_END_CHARS:])
     limits.check_num_characters(len(text), tokenizer.max_token_characters)
     cuts = await asyncio.to_thread(find_cuts, template, messages, rendering, text)
     token_ids, (num_head_tokens, *num_tokens_at_cuts) = await asyncio.to_thread(
@@ -79,13 +92,14 @@ async def render_and_encode(
         add_special_tokens=rendering.add_special_tokens,
     )
     _check_token_ids(token_ids, limits)
-    return token_ids, page_anchors(
+    anchors = page_anchors(
         num_tokens_at_cuts,
         num_head_tokens,
         num_prompt_tokens=len(token_ids),
         page_size=limits.info.page_size,
         window=window,
     )
+    return RenderedChat(token_ids, anchors, text[-_TEXT_END_CHARS:])
 
 
 def _check_token_ids(token_ids: TokenIds, limits: Limits) -> None:

@@ -59,10 +59,8 @@ class ResponsesApi:
             )
         messages = read_input(body, max_pieces=limits.info.context_length)
         rendering = read_rendering(Fields({"reasoning_effort": read_reasoning_effort(body)}))
-        token_ids, anchors = await render_and_encode(
-            template, messages, rendering, services.tokenizer, limits
-        )
-        max_tokens = limits.max_tokens(len(token_ids), options.max_tokens, default=None)
+        rendered = await render_and_encode(template, messages, rendering, services.tokenizer, limits)
+        max_tokens = limits.max_tokens(len(rendered.token_ids), options.max_tokens, default=None)
         echoed = {
             "instructions": Fields(body).string("instructions"),
             "max_output_tokens": options.max_tokens,
@@ -70,7 +68,7 @@ class ResponsesApi:
             "temperature": options.temperature,
             "top_p": options.top_p,
         }
-        prompt = Prompt(token_ids, options.sampling(max_tokens), anchors)
+        prompt = Prompt(rendered.token_ids, options.sampling(max_tokens), rendered.anchors)
         return ResponseRequest(options, (prompt,), echoed)
 
     def format(self, request: GenerationRequest, created: int) -> ResponseFormat:

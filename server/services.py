@@ -15,7 +15,9 @@ from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.limits import Limits
 from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_metrics import RequestMetrics
+from forkpoint.server.structured_check import GrammarChecks
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+from forkpoint.server.tools_dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """created: Unix time at which the server started. template: None if the model has none."""
+    """created: Unix time at which the server started. template, dialect: None if the model has none."""
 
     config: ServerConfig
     engine: EngineClient
     tokenizer: TextTokenizer
     template: PromptTemplate | None
+    dialect: Dialect | None
+    grammars: GrammarChecks
     lifecycle: Lifecycle
     generator: Generator
     registry: CollectorRegistry

@@ -160,6 +160,11 @@ class Tokenizer:
 
         return IncrementalDetokenizer(token_bytes)
 
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token of this text; None if there is none, so that it is plain text."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, perhaps a part of a character; special tokens spelled out."""
         if (known := self._bytes_of.get(token_id)) is not None:

@@ -43,12 +43,21 @@ class TextTokenizer(Protocol):
         """Text of all of `ids` as a text of its own."""
         ...
 
+    def special_token_id(self, text: str) -> int | None:
+        """Id of the special token of this text; None if there is none, so that it is plain text."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, perhaps a part of a character; special tokens spelled out."""
         ...
 
 
 class PromptTemplate(Protocol):
+    @property
+    def source(self) -> str:
+        """The template's own text, in which a model family can be recognised."""
+        ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

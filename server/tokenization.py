@@ -16,12 +16,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from forkpoint.configs.errors import RequestError
-from forkpoint.server.chat_messages import num_characters, read_messages
+from forkpoint.server.chat_messages import num_characters
 from forkpoint.server.errors import ClientGone
 from forkpoint.server.fields import Fields, json_type
 from forkpoint.server.generation_fields import read_model
-from forkpoint.server.rendering import read_rendering
 from forkpoint.server.services import Services
+from forkpoint.server.tools_chat import read_chat
 from forkpoint.server.watched import raise_on_disconnect, run_watched
 
 # Ids of one /detokenize request: checked one by one, in a worker thread.
@@ -98,10 +98,11 @@ async def _render_chat(body: Body, services: Services) -> tuple[str, bool]:
     if services.template is None:
         raise RequestError("this model has no chat template; give one with --chat-template")
     template, limits = services.template, services.limits
-    messages = read_messages(body.get("messages"), max_pieces=limits.info.context_length)
-    rendering = read_rendering(Fields(body))
-    limits.check_num_characters(num_characters(messages), services.tokenizer.max_token_characters)
-    return await asyncio.to_thread(rendering.text, template, messages), rendering.add_special_tokens
+    assert services.dialect is not None, "a template has a dialect"
+    chat = read_chat(body, services.dialect, max_pieces=limits.info.context_length)
+    limits.check_num_characters(num_characters(chat.messages), services.tokenizer.max_token_characters)
+    text = await asyncio.to_thread(chat.rendering.text, template, chat.messages)
+    return text, chat.rendering.add_special_tokens
 
 
 class _JsonAnswer(Response):

@@ -11,23 +11,10 @@ _OF_BOTH_APIS: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (False,),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "regex": (),
-    "ebnf": (),
-    "grammar": (),
     "priority": (0,),
 }
 _OF_CHAT: dict[str, tuple[object, ...]] = {
     "echo": (False,),
-    "tools": (),  # an empty list is an error of its own in OpenAI's API
-    "tool_choice": ("none",),
-    "functions": (),
-    "function_call": ("none",),
     "audio": (),
     "modalities": (["text"],),
     "chat_template": (),  # a template from the request would run with the server's rights

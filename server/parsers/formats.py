@@ -2,80 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 
 from forkpoint.server.message_pieces import NewParser
-from forkpoint.server.parsers import function_gemma, hermes, llama3, mistral
+from forkpoint.server.parsers import function_gemma, hermes, llama3, mistral, qwen3_coder
 from forkpoint.server.parsers.call_syntax import CallSyntax
 from forkpoint.server.parsers.cursor import Cursor, Reading
 from forkpoint.server.parsers.json_calls import read_json_calls
 from forkpoint.server.parsers.machine import TextMachine
 from forkpoint.server.parsers.pieces import PieceWriter
-from forkpoint.server.parsers.qwen3_coder import ParameterSchemas, read_qwen3_coder
+from forkpoint.server.parsers.qwen3_coder import ParameterSchemas
 from forkpoint.server.parsers.think import MISTRAL_THINK, THINK, ThinkTags
 
-ReadCalls = Callable[[Cursor, PieceWriter, ParameterSchemas], Reading[None]]
+ReadCalls = Callable[[Cursor, PieceWriter, "CallScope"], Reading[None]]
 
 JSON_SYNTAX = CallSyntax()
 
 
 @dataclass(frozen=True, slots=True)
+class CallScope:
+    """Which functions may be called. schemas: their parameters', by name of the function and the parameter.
+
+    is_closed: what looks like a call of another function is none, even where the format marks it as a call.
+    """
+
+    schemas: ParameterSchemas
+    is_closed: bool = False
+
+    @property
+    def marked_names(self) -> Container[str] | None:
+        """The names that may stand in a marked call; None: any, since the client can tell the model."""
+        return self.schemas if self.is_closed else None
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
-    """read: reads an output; its schemas are those of the functions that the request gave.
+    """read: reads an output.
 
     markers: special tokens in some tokenizers, whose text the reading must see. syntax: how calls are written
-    where they are forced; `read` reads that too.
+    where they are forced; marked_syntax: where the answer may also be other JSON, or None. `read` reads both.
     """
 
     read: ReadCalls
-    markers: tuple[str, ...] = ()
-    syntax: CallSyntax = JSON_SYNTAX
+    markers: tuple[str, ...]
+    syntax: CallSyntax
+    marked_syntax: CallSyntax | None
 
-    def new_parser(self, schemas: ParameterSchemas, max_calls: int | None = None) -> NewParser:
-        """Makes the parser of one choice. schemas: by name of the function and of the parameter."""
+    def new_parser(
+        self, schemas: ParameterSchemas, max_calls: int | None = None, *, is_closed: bool = False
+    ) -> NewParser:
+        """Makes the parser of one choice. schemas, is_closed: see CallScope. max_calls: later are dropped."""
+        scope = CallScope(schemas, is_closed)
 
         def read(cursor: Cursor, pieces: PieceWriter) -> Reading[None]:
-            return self.read(cursor, pieces, schemas)
+            return self.read(cursor, pieces, scope)
 
         return lambda: TextMachine(read, max_calls=max_calls)
 
 
-_HERMES_SYNTAX = CallSyntax(
-    opening=f'{hermes.OPENING}\n{{"name": ', closing=f"}}\n{hermes.CLOSING}", between="\n"
-)
+def _read_hermes(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return hermes.read_hermes(cursor, pieces, scope.marked_names)
+
+
+def _read_qwen3_coder(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return qwen3_coder.read_qwen3_coder(cursor, pieces, scope.schemas, scope.marked_names)
+
+
+def _read_llama3(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return llama3.read_llama3(cursor, pieces, scope.schemas, scope.marked_names)
+
+
+def _read_mistral(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return mistral.read_mistral(cursor, pieces, scope.marked_names)
+
+
+def _read_gemma(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return read_json_calls(cursor, pieces, scope.schemas, reads_python=True)
+
+
+def _read_function_gemma(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return function_gemma.read_function_gemma(cursor, pieces, scope.schemas, scope.marked_names)
+
+
+def _read_json(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    return read_json_calls(cursor, pieces, scope.schemas)
+
+
+_HERMES_SYNTAX = CallSyntax(opening=f'{hermes.OPENING}\n{{"name": ', closing=f"}}\n{hermes.CLOSING}")
 _HERMES_MARKERS = (hermes.OPENING, hermes.CLOSING)
+_LLAMA3_SYNTAX = CallSyntax(head=', "parameters": ', between="; ")
 _MISTRAL_MARKERS = (mistral.OPENING, mistral.CALL_ID, mistral.ARGUMENTS)
+_MISTRAL_SYNTAX = CallSyntax(before=f"{mistral.OPENING}[", between=", ", after="]")
+_MISTRAL_V11_SYNTAX = CallSyntax(
+    opening=mistral.OPENING, head=mistral.ARGUMENTS, closing="", between="", has_quoted_name=False
+)
+_FUNCTION_GEMMA_MARKERS = (function_gemma.OPENING, function_gemma.CLOSING, function_gemma.STRING_MARK)
+_FENCED_SYNTAX = replace(JSON_SYNTAX, before="```json\n", after="\n```")
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
-    "hermes": CallFormat(
-        lambda cursor, pieces, _: hermes.read_hermes(cursor, pieces), _HERMES_MARKERS, _HERMES_SYNTAX
-    ),
+    "hermes": CallFormat(_read_hermes, _HERMES_MARKERS, _HERMES_SYNTAX, _HERMES_SYNTAX),
     # Its arguments are no JSON, so forced calls are written as Hermes does.
-    "qwen3_coder": CallFormat(read_qwen3_coder, _HERMES_MARKERS, _HERMES_SYNTAX),
+    "qwen3_coder": CallFormat(_read_qwen3_coder, _HERMES_MARKERS, _HERMES_SYNTAX, _HERMES_SYNTAX),
     "llama3_json": CallFormat(
-        llama3.read_llama3, (llama3.PYTHON_TAG,), CallSyntax(head=', "parameters": ', between="; ")
+        _read_llama3,
+        (llama3.PYTHON_TAG,),
+        _LLAMA3_SYNTAX,
+        replace(_LLAMA3_SYNTAX, before=llama3.PYTHON_TAG),
     ),
-    "mistral": CallFormat(
-        lambda cursor, pieces, _: mistral.read_mistral(cursor, pieces),
-        _MISTRAL_MARKERS,
-        CallSyntax(before=f"{mistral.OPENING}[", between=", ", after="]"),
-    ),
-    "mistral_v11": CallFormat(
-        lambda cursor, pieces, _: mistral.read_mistral(cursor, pieces),
-        _MISTRAL_MARKERS,
-        CallSyntax(
-            opening=mistral.OPENING, head=mistral.ARGUMENTS, closing="", between="", has_quoted_name=False
-        ),
-    ),
-    "gemma": CallFormat(partial(read_json_calls, reads_python=True)),
+    "mistral": CallFormat(_read_mistral, _MISTRAL_MARKERS, _MISTRAL_SYNTAX, _MISTRAL_SYNTAX),
+    "mistral_v11": CallFormat(_read_mistral, _MISTRAL_MARKERS, _MISTRAL_V11_SYNTAX, _MISTRAL_V11_SYNTAX),
+    "gemma": CallFormat(_read_gemma, (), JSON_SYNTAX, _FENCED_SYNTAX),
     # Its arguments are no JSON, so forced calls are plain JSON objects.
-    "functiongemma": CallFormat(
-        function_gemma.read_function_gemma,
-        (function_gemma.OPENING, function_gemma.CLOSING, function_gemma.STRING_MARK),
-    ),
-    "json": CallFormat(read_json_calls),
+    "functiongemma": CallFormat(_read_function_gemma, _FUNCTION_GEMMA_MARKERS, JSON_SYNTAX, None),
+    "json": CallFormat(_read_json, (), JSON_SYNTAX, _FENCED_SYNTAX),
 }
 
 REASONING_TAGS: Mapping[str, ThinkTags] = {

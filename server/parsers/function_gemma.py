@@ -14,7 +14,9 @@ OPENING, CLOSING, STRING_MARK = "<start_function_call>", "<end_function_call>", 
 _CALL = re.compile(r"call:([\w.-]+)\s*(\{.*\})", re.DOTALL)
 
 
-def read_function_gemma(cursor: Cursor, pieces: PieceWriter, known_names: Container[str]) -> Reading[None]:
+def read_function_gemma(
+    cursor: Cursor, pieces: PieceWriter, known_names: Container[str], marked_names: Container[str] | None
+) -> Reading[None]:
     """A call is told when it is complete, since its arguments are no JSON until then.
 
     JSON objects at the beginning of the output are read too, since forced calls are written so.
@@ -32,7 +34,7 @@ def read_function_gemma(cursor: Cursor, pieces: PieceWriter, known_names: Contai
         end = yield from cursor.find((CLOSING,), body.append)
         text = "".join(body)
         call = _call(text)
-        if call is None:
+        if call is None or not (marked_names is None or call[0] in marked_names):
             pieces.content(marker + text + (end or ""))
         else:
             pieces.call(*call)

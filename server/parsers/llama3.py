@@ -11,7 +11,9 @@ from forkpoint.server.parsers.pieces import PieceWriter
 PYTHON_TAG = "<|python_tag|>"
 
 
-def read_llama3(cursor: Cursor, pieces: PieceWriter, known_names: Container[str]) -> Reading[None]:
+def read_llama3(
+    cursor: Cursor, pieces: PieceWriter, known_names: Container[str], marked_names: Container[str] | None
+) -> Reading[None]:
     """Without the tag a call is one at the beginning of the output only; several are separated by `;`.
 
     Source: Meta's prompt format pages for Llama 3.1 and 3.2.
@@ -26,6 +28,6 @@ def read_llama3(cursor: Cursor, pieces: PieceWriter, known_names: Container[str]
         cursor.record(marker)
         yield from cursor.skip_space()
         if (yield from cursor.peek()) in ("{", "["):
-            yield from read_call_objects(cursor, pieces, None)
+            yield from read_call_objects(cursor, pieces, marked_names)
         else:
             pieces.content(cursor.recorded())

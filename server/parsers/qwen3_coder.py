@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from forkpoint.server.parsers.call_objects import read_call_object
@@ -20,7 +20,9 @@ _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<pa
 ParameterSchemas = Mapping[str, Mapping[str, Any]]
 
 
-def read_qwen3_coder(cursor: Cursor, pieces: PieceWriter, schemas: ParameterSchemas) -> Reading[None]:
+def read_qwen3_coder(
+    cursor: Cursor, pieces: PieceWriter, schemas: ParameterSchemas, marked_names: Container[str] | None
+) -> Reading[None]:
     """A call is told when it is complete: only then are its arguments JSON. The JSON form is read too.
 
     schemas: tell which values are strings. Source: the chat template of Qwen/Qwen3-Coder.
@@ -29,7 +31,7 @@ def read_qwen3_coder(cursor: Cursor, pieces: PieceWriter, schemas: ParameterSche
         cursor.record(marker)
         yield from cursor.skip_space()
         if (yield from cursor.peek()) == "{":
-            if (yield from read_call_object(cursor, pieces, None)):
+            if (yield from read_call_object(cursor, pieces, marked_names)):
                 yield from cursor.skip_space()
                 yield from cursor.take_literal(CLOSING, or_its_beginning=True)
             continue
@@ -38,7 +40,7 @@ def read_qwen3_coder(cursor: Cursor, pieces: PieceWriter, schemas: ParameterSche
         end = yield from cursor.find((CLOSING,), body.append)
         text = "".join(body)
         call = _call(text, schemas)
-        if call is None:
+        if call is None or not (marked_names is None or call[0] in marked_names):
             pieces.content(before + text + (end or ""))
         else:
             pieces.call(*call)

@@ -94,9 +94,25 @@ def test_broken_json_is_a_400(world: World, path: str, body: bytes) -> None:
         ("repetition_penalty", [0, -1, 1e308, "1", True]),
         ("min_tokens", [-1, 1.0, "1", True]),
         ("prompt_logprobs", [1, 0]),
-        ("response_format", [{"type": "json_object"}, "json"]),
-        ("structured_outputs", [{"regex": "a"}]),
+        ("response_format", ["json", [], {}, {"type": "xml"}, {"type": 5}, {"type": "json_schema"}]),
+        (
+            "response_format",
+            [
+                {"type": "json_schema", "json_schema": value}
+                for value in (None, [], "s", {}, {"schema": None})
+            ],
+        ),
+        (
+            "response_format",
+            [{"type": "json_schema", "json_schema": {"schema": value}} for value in ([], "s", 5, False)],
+        ),
+        ("structured_outputs", [[], "a", {"regex": "a", "choice": ["a"]}, {"xml": "a"}, {"regex": 5}]),
+        ("structured_outputs", [{"choice": value} for value in ([], "a", [1], [""], ["a"] * 1025)]),
+        ("structured_outputs", [{"regex": "("}, {"regex": ""}, {"regex": "(?=a)b"}, {"regex": "a" * 20000}]),
+        ("structured_outputs", [{"grammar": "start: ("}, {"json": "{"}, {"json": 5}, {"json_object": 1}]),
         ("guided_json", [{}]),
+        ("regex", ["a"]),
+        ("ebnf", ["a"]),
         ("priority", [1]),
     ],
 )
@@ -114,7 +130,6 @@ def test_wrong_or_unbuilt_field_is_named(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tools", []),
         ("tool_choice", "auto"),
         ("tool_choice", "required"),
@@ -126,7 +141,7 @@ def test_wrong_or_unbuilt_field_is_named(
         ("functions", []),
     ],
 )
-def test_unbuilt_chat_field_is_named(world: World, field: str, value: Any) -> None:
+def test_wrong_chat_field_is_named(world: World, field: str, value: Any) -> None:
     error = world.refused(CHAT, {"messages": [{"role": "user", "content": "hi"}], field: value})
     assert error["param"] == field
 

@@ -129,6 +129,10 @@ class CountingTemplate:
         self._template = template
         self.num_messages: list[int] = []
 
+    @property
+    def source(self) -> str:
+        return self._template.source
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -15,6 +15,7 @@ import httpx2
 import openai
 import uvicorn
 from support.fake_engine import FakeEngine
+from support.grammar_checks import CompilingChecks
 from support.text_doubles import ByteTokenizer, TagTemplate
 
 from forkpoint.configs.serving import ServerConfig
@@ -89,7 +90,7 @@ def serving(
     tokenizer = ByteTokenizer()
     template = TagTemplate() if has_template else None
     server_config = ServerConfig(**{"served_model_names": (MODEL, "alias"), **config})
-    app = create_app(server_config, engine, tokenizer, template, timing=timing)
+    app = create_app(server_config, engine, tokenizer, template, timing=timing, grammars=CompilingChecks())
     listener = bind_listener("127.0.0.1", 0)
     url = url_of(listener)
     server = uvicorn.Server(

@@ -52,6 +52,9 @@ class ByteTokenizer:
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.finish()
 
+    def special_token_id(self, text: str) -> int | None:
+        return SPECIAL if text == "<special>" else None
+
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<special>"
 
@@ -61,6 +64,8 @@ class TagTemplate:
 
     refuses_longer_than: chats of more messages are refused too.
     """
+
+    source = ""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = []

@@ -142,3 +142,21 @@ def test_the_time_is_linear_in_the_text(parser: str, text: str) -> None:
     seconds(4_000)
     # Squares would make it 64 times as long; 24 leaves room for noise.
     assert seconds(160_000) < 24 * max(seconds(20_000), 0.01)
+
+
+@pytest.mark.parametrize("parser", [name for name in CALL_FORMATS if CALL_FORMATS[name].marked_syntax])
+def test_calls_where_other_json_may_be_the_answer_are_read_too(parser: str) -> None:
+    syntax = CALL_FORMATS[parser].marked_syntax
+    assert syntax is not None
+    call = syntax.start_of("get_weather") + '{"city": "Paris"}' + syntax.closing
+    pieces = parse(parser, list(syntax.before + call + syntax.between + call + syntax.after))
+    assert calls_of(pieces) == [("get_weather", '{"city": "Paris"}')] * 2
+    assert content_of(pieces) == ""
+
+
+@pytest.mark.parametrize(
+    "recorded", [each for each in RECORDED if each.calls], ids=lambda each: each.text[:30]
+)
+def test_calls_of_functions_that_must_not_be_called_are_content(recorded: Recorded) -> None:
+    machine = CALL_FORMATS[recorded.parser].new_parser({"another": {}}, is_closed=True)()
+    assert joined(machine.push(recorded.text) + machine.finish()) == (ContentPiece(recorded.text),)

@@ -1,0 +1,161 @@
+"""How one model speaks of tools and reasoning: what its template knows, and in which formats it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forkpoint.configs.errors import RequestError
+from forkpoint.server.chat_messages import Message
+from forkpoint.server.message_pieces import NewParser
+from forkpoint.server.parsers.formats import (
+    CALL_FORMATS,
+    REASONING_TAGS,
+    CallFormat,
+    detect_call_format,
+    detect_reasoning,
+)
+from forkpoint.server.parsers.machine import PlainText
+from forkpoint.server.parsers.think import ThinkParser, ThinkTags
+from forkpoint.server.rendering import Rendering
+from forkpoint.server.structured import Structure
+from forkpoint.server.structured_rules import OutputRule, SpecialTokenId, after_thinking, either
+from forkpoint.server.text_ports import PromptTemplate
+from forkpoint.server.tools import Tools
+from forkpoint.server.tools_rules import calls_rule
+from forkpoint.server.tools_text import described, with_calls_as_text
+
+_PROBE = "\ue000probe"
+_PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": _PROBE, "description": _PROBE, "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How the output of a chat is bound and read; see GenerationOptions. param: the field that binds it."""
+
+    rule: OutputRule | None
+    param: str
+    new_parser: NewParser | None
+    shown_special_tokens: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """call_format, reasoning: None: calls and reasoning are not looked for, and stay in the content."""
+
+    call_format: CallFormat | None
+    reasoning: ThinkTags | None
+    template_knows_tools: bool
+    template_knows_system: bool
+
+    @classmethod
+    def of(cls, template: PromptTemplate, *, tool_call_parser: str, reasoning_parser: str) -> Dialect:
+        """The parsers by name; `auto`: found out from the template; `none`: no such one."""
+        calls = detect_call_format(template.source) if tool_call_parser == "auto" else tool_call_parser
+        reasoning = detect_reasoning(template.source) if reasoning_parser == "auto" else reasoning_parser
+        question = [{"role": "user", "content": _PROBE}]
+        instructed = [{"role": "system", "content": f"{_PROBE}system"}, *question]
+        return cls(
+            CALL_FORMATS[calls] if calls != "none" else None,
+            REASONING_TAGS[reasoning] if reasoning not in (None, "none") else None,
+            template_knows_tools=_rendered(template, question, [_PROBE_TOOL])
+            not in (None, _rendered(template, question)),
+            template_knows_system=f"{_PROBE}system" in (_rendered(template, instructed) or ""),
+        )
+
+    def prepared(
+        self, messages: Sequence[Message], rendering: Rendering, tools: Tools | None
+    ) -> tuple[Sequence[Message], Rendering]:
+        """Messages and rendering as the template is to see them."""
+        if self.template_knows_tools:
+            return messages, replace(rendering, tools=tools.definitions) if tools else rendering
+        messages = with_calls_as_text(messages)
+        if tools is not None:
+            messages = described(messages, tools.definitions, knows_system=self.template_knows_system)
+        return messages, rendering
+
+    def plan(
+        self,
+        tools: Tools | None,
+        structure: Structure | None,
+        special_id: SpecialTokenId,
+        *,
+        prompt_end: str,
+        continued: str = "",
+    ) -> AnswerPlan:
+        """What binds the output and what reads it. Raises RequestError.
+
+        prompt_end: the last characters of the prompt. continued: the message that the output goes on with.
+        """
+        if tools is not None and tools.mode == "required" and structure is not None:
+            raise RequestError(
+                f"{structure.param.split('.')[0]} cannot be combined with a tool_choice that forces a call",
+                param=structure.param.split(".")[0],
+            )
+        call_format = self.call_format if tools is not None and tools.mode != "none" else None
+        if tools is not None and tools.mode == "required" and call_format is None:
+            raise RequestError(
+                "tool_choice forces a call, but this server reads none (--tool-call-parser none)",
+                param="tool_choice",
+            )
+        rule, param = self._rule(tools, structure, call_format, special_id)
+        new_parser, markers = self._reader(tools, call_format)
+        if self.reasoning is not None:
+            is_open = _opens(self.reasoning, prompt_end, continued)
+            if rule is not None:
+                rule = after_thinking(rule, self.reasoning, special_id, is_open=is_open)
+            new_parser = _thinking(self.reasoning, new_parser, is_open=is_open)
+            markers |= {self.reasoning.opening, self.reasoning.closing}
+        return AnswerPlan(rule, param, new_parser, markers)
+
+    def _rule(
+        self,
+        tools: Tools | None,
+        structure: Structure | None,
+        call_format: CallFormat | None,
+        special_id: SpecialTokenId,
+    ) -> tuple[OutputRule | None, str]:
+        """What binds the answer itself, and the field that does."""
+        if tools is not None and tools.mode == "required" and call_format is not None:
+            return calls_rule(tools, call_format.syntax, call_format.markers, special_id), "tool_choice"
+        if structure is None:
+            return None, ""
+        if tools is None or call_format is None or call_format.marked_syntax is None:
+            return structure.rule, structure.param
+        # The model may call or answer; what it answers has the form that was asked for.
+        calls = calls_rule(tools, call_format.marked_syntax, call_format.markers, special_id)
+        return either(structure.rule, calls), structure.param
+
+    def _reader(
+        self, tools: Tools | None, call_format: CallFormat | None
+    ) -> tuple[NewParser | None, frozenset[str]]:
+        if tools is None or call_format is None:
+            return None, frozenset()
+        schemas = {function.name: function.parameters.get("properties") or {} for function in tools.callable}
+        new_parser = call_format.new_parser(schemas, tools.max_calls, is_closed=tools.has_forbidden)
+        return new_parser, frozenset(call_format.markers)
+
+
+def _opens(tags: ThinkTags, prompt_end: str, continued: str) -> bool:
+    """Whether the output begins inside of the reasoning."""
+    if continued:
+        _, tag, thought = continued.rpartition(tags.opening)
+        return bool(tag) and tags.closing not in thought
+    return prompt_end.rstrip().endswith(tags.opening)
+
+
+def _thinking(tags: ThinkTags, new_parser: NewParser | None, *, is_open: bool) -> NewParser:
+    return lambda: ThinkParser(tags, new_parser or PlainText, is_open=is_open)
+
+
+def _rendered(
+    template: PromptTemplate, messages: Sequence[Message], tools: Sequence[Any] | None = None
+) -> str | None:
+    try:
+        return template.render(messages, tools=tools)
+    except RequestError:
+        return None
