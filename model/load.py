@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import structlog
 import torch
@@ -19,10 +19,12 @@ from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig, load_config
 from forkpoint.model.device import resolve_device, resolve_dtype
 from forkpoint.model.families import FAMILIES
+from forkpoint.model.linear import can_pack
 from forkpoint.model.mxfp4 import BLOCK_SIZE, BYTES_PER_BLOCK, decode_mxfp4
 from forkpoint.model.scope import PLAIN_WEIGHTS_HINT
 from forkpoint.model.weights import (
     ModelWeights,
+    ReadTensor,
     Shape,
     build_weights,
     count_parameters,
@@ -31,7 +33,6 @@ from forkpoint.model.weights import (
 )
 
 Progress = Callable[[int, int], None]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 _FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
 # A name of ours with the number of its layer, and of its expert if experts are stored one by one.
@@ -42,13 +43,17 @@ _log = structlog.stdlib.get_logger("forkpoint.engine")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: its configuration and its weights, all of one dtype on one device."""
+    """A loaded model: its configuration and its weights, all of one dtype on one device.
+
+    weight_bytes: memory that the weights take there.
+    """
 
     config: ModelConfig
     weights: ModelWeights
     dtype: torch.dtype
     device: torch.device
     num_parameters: int
+    weight_bytes: int
 
 
 def load_model(
@@ -70,14 +75,16 @@ def load_model(
     config = load_config(model_dir)
     torch_dtype = resolve_dtype(dtype, torch_device, config.checkpoint_dtype)
     if load_format == "dummy":
-        weights = build_weights(config, _dummy_reader(config, torch_dtype, torch_device, progress))
+        read: ReadTensor = _dummy_reader(config, torch_dtype, torch_device, progress)
+        weights = build_weights(config, read)
     else:
         with contextlib.closing(Checkpoint(model_dir)) as checkpoint:
             sources = _find_sources(config, checkpoint)
             weights = build_weights(config, _Reader(checkpoint, sources, torch_dtype, torch_device, progress))
             if config.is_tied:
                 _check_tied_head(config, checkpoint, sources)
-    return Model(config, weights, torch_dtype, torch_device, count_parameters(config))
+    weight_bytes = _weight_bytes(config, torch_dtype, torch_device)
+    return Model(config, weights, torch_dtype, torch_device, count_parameters(config), weight_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +142,19 @@ class _Reader:
         return tensor
 
 
+def _weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
+    shapes = tensor_shapes(config)
+    if config.is_tied and can_pack(dtype, device):
+        shapes["lm_head"] = shapes["embedding"]  # packed, it is a copy
+    return sum(
+        math.prod(shape) * (torch.float32 if is_float32(name) else dtype).itemsize
+        for name, shape in shapes.items()
+    )
+
+
 def _dummy_reader(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, progress: Progress | None
-) -> Callable[[str], torch.Tensor]:
+) -> ReadTensor:
     """Random tensors of the right shapes; each depends on its name alone, so every start has the same."""
     shapes = tensor_shapes(config)
     num_read = 0

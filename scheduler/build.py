@@ -62,7 +62,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     runner.warm_up()
     progress(LoadProgress("warming up", 1, 1))
     compilations = _compilations(config.model_dir, model.config)
-    return make_engine(config, limits, runner, _info(limits, model, runner), compilations)
+    return make_engine(config, limits, runner, _info(config, limits, model, runner), compilations)
 
 
 def _compilations(model_dir: Path, config: ModelConfig) -> Compilations | None:
@@ -179,8 +179,9 @@ def _pool_sizes(
     )
 
 
-def _info(limits: SchedulerLimits, model: Model, runner: ModelRunner) -> EngineInfo:
+def _info(config: EngineConfig, limits: SchedulerLimits, model: Model, runner: ModelRunner) -> EngineInfo:
     size = limits.geometry.page_size
+    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, model.dtype)
     return EngineInfo(
         context_length=limits.context_length,
         vocab_size=model.config.vocab_size,
@@ -196,4 +197,9 @@ def _info(limits: SchedulerLimits, model: Model, runner: ModelRunner) -> EngineI
         attention_backend=runner.attention_backend,
         layer_pattern=model.config.layer_pattern,
         num_parameters=model.num_parameters,
+        family=model.config.family,
+        weight_bytes=model.weight_bytes,
+        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+        full_bytes_per_token=model.config.kv_bytes_per_token("full", kv_dtype),
+        swa_bytes_per_token=model.config.kv_bytes_per_token("swa", kv_dtype),
     )

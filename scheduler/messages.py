@@ -75,6 +75,7 @@ class EngineInfo:
     """What the server tells about itself; sent once with Ready.
 
     full_tokens, swa_tokens: usable slots (0 where the model lacks the kind). window: W, counts the query.
+    full_bytes_per_token, swa_bytes_per_token: what one slot takes, over all layers of the kind.
     """
 
     context_length: int
@@ -91,6 +92,11 @@ class EngineInfo:
     attention_backend: str
     layer_pattern: str
     num_parameters: int
+    family: str = ""
+    weight_bytes: int = 0
+    kv_cache_dtype: str = ""
+    full_bytes_per_token: int = 0
+    swa_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

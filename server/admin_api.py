@@ -82,6 +82,7 @@ def _server_info(services: Services) -> dict[str, object]:
         "served_model_names": list(config.served_model_names),
         "has_chat_template": services.template is not None,
         "max_queued_requests": config.max_queued_requests,
+        "sampling_defaults": asdict(config.sampling_defaults),
         **asdict(services.engine_info),
     }
 

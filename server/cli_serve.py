@@ -55,6 +55,7 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
     from forkpoint.server.chat_template import ChatTemplate
     from forkpoint.server.generation_config import read_sampling_defaults
     from forkpoint.server.run import run_server
+    from forkpoint.server.startup_report import report_text
     from forkpoint.server.structured_check import WorkerGrammarChecks
     from forkpoint.server.text import Tokenizer
 
@@ -79,6 +80,8 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
 
     def announce(url: str) -> None:
         progress.close()
+        if engine.info is not None:
+            print(report_text(engine.info, config.sampling_defaults), flush=True)
         print(ready_text(url, config, can_chat=template is not None), flush=True)
 
     engine.on_progress(show)

@@ -23,6 +23,7 @@ from forkpoint.server.app import create_app
 from forkpoint.server.http_protocol import BoundedHttpProtocol
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
+from forkpoint.server.startup_report import report_fields
 from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 
@@ -118,7 +119,7 @@ async def _watch_engine(
     # anybody (November 2026).
     gc.collect()
     gc.freeze()
-    _log.info("ready", context_length=info.context_length, device=info.device, dtype=info.dtype)
+    _log.info("ready", **report_fields(info))
     announce_ready()
     await grammars.start()
     while engine.state is not EngineState.STOPPED:

@@ -31,9 +31,25 @@ def test_hub_model_is_served_and_later_without_the_hub(
             assert [model.id for model in served.openai.models.list()] == ["tiny"]
             expected = served.text(PROMPT, max_tokens=12)
             assert "fetching weights: 100 %" in served.log.text
+            _check_report(served)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with serve_ready("org/tiny@v1") as served:
         assert served.text(PROMPT, max_tokens=12) == expected
+
+
+def _check_report(served: ServedModel) -> None:
+    """The log line at the start, /server_info and the tiny model's true figures agree."""
+    line = served.log.wait_for_event("ready")
+    info = served.http.get("/server_info").json()
+    assert line["layers"] == "S3 F"
+    assert line["parameters"] == info["num_parameters"]
+    assert line["weight_bytes"] == info["weight_bytes"] == 4 * line["parameters"]  # float32, untied
+    # One full layer and three of sliding window, 2 heads of 32 for keys and for values, 4 bytes
+    assert line["full_bytes_per_token"] == info["full_bytes_per_token"] == 2 * 64 * 4
+    assert line["swa_bytes_per_token"] == info["swa_bytes_per_token"] == 3 * 2 * 64 * 4
+    for kind in ("full", "swa"):
+        pool = served.pool(kind)
+        assert line[f"{kind}_tokens"] == info[f"{kind}_tokens"] == sum(pool.values())
 
 
 @pytest.mark.usefixtures("_hub_cache")
