@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -10,6 +11,13 @@ import pytest
 from support.fake_engine import FakeEngine, says
 from support.http_server import MODEL, World, error_of, serving
 from support.text_doubles import EOS
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[World]:
+    """One server for all requests that never reach its engine."""
+    with serving() as world:
+        yield world
 
 
 def prompts(world: World) -> list[str]:
@@ -150,13 +158,12 @@ def test_an_answer_that_is_cut_off_is_incomplete(is_stream: bool) -> None:
 )
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_what_is_not_built_or_wrong_is_a_400_that_names_it(
-    extra: dict[str, Any], param: str, is_stream: bool
+    extra: dict[str, Any], param: str, is_stream: bool, shared: World
 ) -> None:
-    with serving() as world:
-        error = world.refused("/v1/responses", {"input": "hi", "stream": is_stream, **extra})
-        assert error["param"] == param
-        assert "messages" not in error["message"].split(" ")[0]
-        assert world.engine.submits == []
+    error = shared.refused("/v1/responses", {"input": "hi", "stream": is_stream, **extra})
+    assert error["param"] == param
+    assert "messages" not in error["message"].split(" ")[0]
+    assert shared.engine.submits == []
 
 
 def test_what_asks_for_nothing_is_taken() -> None:

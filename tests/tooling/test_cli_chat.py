@@ -438,6 +438,18 @@ def test_a_person_can_send_again_what_broke_off() -> None:
     assert "error: the server broke off" in notes and "/retry" in notes
 
 
+def test_a_proxy_is_not_asked_for_this_very_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(FakeEngine(reply=says("ok", EOS))) as world:
+        assert piped(world, monkeypatch, "hi\n") == 0
+    assert capsys.readouterr().out == "ok\n"
+
+
 # ---- other servers
 
 

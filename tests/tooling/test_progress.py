@@ -60,6 +60,12 @@ def test_the_ready_text_has_the_address_and_a_request() -> None:
     assert "curl http://127.0.0.1:8000/v1/completions" in text
     assert '"model": "demo"' in text
     assert "Authorization" not in text
+    assert "forkpoint chat" not in text
+
+
+def test_the_ready_text_offers_a_chat_where_there_is_a_template() -> None:
+    config = ServerConfig(served_model_names=("demo-chat",))
+    assert "forkpoint chat --url http://[::1]:80\n" in ready_text("http://[::1]:80", config, can_chat=True)
 
 
 def test_the_ready_text_never_shows_a_key() -> None:
