@@ -102,8 +102,8 @@ class GrammarCompiler:
     def load(cls, model_dir: Path, vocab_size: int, eos_token_ids: Collection[int]) -> GrammarCompiler:
         """Read model_dir's tokenizer. Raises ModelLoadError.
 
-        Takes 2 to 3 s and 140 MB for 262,144 tokens, and holds the GIL for 1.5 s of that: for start-up, not for
-        later.
+        Takes 2 to 3 s and 140 MB for 262,144 tokens, and holds the GIL for 1.5 s of that: something for
+        start-up.
 
         eos_token_ids: of the model's configuration; the tokenizer's own is added.
         """
