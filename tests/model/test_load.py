@@ -303,7 +303,7 @@ def test_sharded_checkpoint_equals_a_single_file(checkpoints: Checkpoints, tmp_p
 
 
 def test_loading_holds_no_more_than_one_shard_beside_the_weights(tmp_path: Path) -> None:
-    shard_bytes = 48 * 2**20
+    shard_bytes = 24 * 2**20
     model_dir = _sharded_checkpoint(tmp_path / "large", shard_bytes=shard_bytes)
     weight_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
     assert weight_bytes > 6 * shard_bytes  # else one shard would hide the whole model
@@ -340,7 +340,7 @@ print(before, resident("VmRSS"), resident("VmHWM"))
 def _sharded_checkpoint(directory: Path, *, shard_bytes: int) -> Path:
     """A llama of bfloat16 zeros in many shards."""
     config = LlamaConfig(
-        vocab_size=256, hidden_size=1024, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=8,
+        vocab_size=256, hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=8, head_dim=128, dtype="bfloat16",
     )  # fmt: skip
     config.save_pretrained(directory)
