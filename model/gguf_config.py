@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 
 from forkpoint.configs.errors import ModelLoadError
 
-ARCHITECTURES = ("gemma3", "llama", "qwen3")
+ARCHITECTURES = ("gemma2", "gemma3", "llama", "qwen2", "qwen3")
 # Every sixth layer of Gemma 3 is full; older files do not say so (llama.cpp has it in its code).
 GEMMA3_FULL_EVERY = 6
 GEMMA3_SLIDING_ROPE_THETA = 10_000.0
-# The 27B model scales queries by hidden / heads, all others by head_dim; the file says nothing (as in
+# The 27B models scale queries by hidden / heads, all others by head_dim; the file says nothing (as in
 # llama.cpp).
+GEMMA2_LAYERS_OF_27B = 46
 GEMMA3_LAYERS_OF_27B = 62
+# Files of Gemma 2 leave it out.
+GEMMA2_ROPE_THETA = 10_000.0
 # Llama 3.1 to 3.3 stretch their rope by 8 or 32 with these constants; a file has only the resulting factors.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_ROPE_FACTORS = (8.0, 32.0)
@@ -79,7 +82,8 @@ def build_config(
     architecture = metadata.architecture
     if architecture not in ARCHITECTURES:
         raise ModelLoadError(
-            f"the GGUF file's architecture is {architecture!r}; known are {', '.join(ARCHITECTURES)}"
+            f"the GGUF file's architecture is {architecture!r}; known are {', '.join(ARCHITECTURES)}",
+            hint="serve the original checkpoint (a directory with safetensors) instead",
         )
     if rope_factors is not None and architecture != "llama":
         raise ModelLoadError(f"rope_freqs.weight is not known for {architecture}")
@@ -107,14 +111,30 @@ def build_config(
         # Weights were quantised from bfloat16 and are served in it by default.
         "dtype": "bfloat16",
     }
-    family = {"gemma3": _gemma3, "llama": _llama, "qwen3": _qwen3}[architecture]
-    config |= family(metadata, config, rope_factors)
+    config |= _FAMILIES[architecture](metadata, config, rope_factors)
     metadata.refuse_unread()
     return config
 
 
+def _gemma2(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] | None) -> dict[str, Any]:
+    num_layers = config["num_hidden_layers"]
+    return {
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": _query_scalar(config, num_layers == GEMMA2_LAYERS_OF_27B),
+        "sliding_window": int(metadata.require("attention.sliding_window")),
+        "layer_types": [
+            "full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)
+        ],
+        "attn_logit_softcapping": _shortest(metadata.require("attn_logit_softcapping")),
+        "final_logit_softcapping": _shortest(metadata.require("final_logit_softcapping")),
+        "rope_parameters": _rope(metadata, default_theta=GEMMA2_ROPE_THETA),
+    }
+
+
 def _gemma3(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] | None) -> dict[str, Any]:
-    num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    num_layers = config["num_hidden_layers"]
     full_every = metadata.get("attention.sliding_window_pattern", GEMMA3_FULL_EVERY)
     if not isinstance(full_every, int):
         raise ModelLoadError(f"gemma3.attention.sliding_window_pattern is {full_every!r}, no number")
@@ -123,11 +143,7 @@ def _gemma3(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] |
         "model_type": "gemma3_text",
         "architectures": ["Gemma3ForCausalLM"],
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": (
-            config["hidden_size"] // config["num_attention_heads"]
-            if num_layers == GEMMA3_LAYERS_OF_27B
-            else head_dim
-        ),
+        "query_pre_attn_scalar": _query_scalar(config, num_layers == GEMMA3_LAYERS_OF_27B),
         "sliding_window": int(metadata.require("attention.sliding_window")),
         "layer_types": [
             "sliding_attention" if (layer + 1) % full_every else "full_attention"
@@ -140,6 +156,11 @@ def _gemma3(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] |
             "sliding_attention": {"rope_type": "default", "rope_theta": sliding_theta},
         },
     }
+
+
+def _query_scalar(config: dict[str, Any], is_27b: bool) -> int:
+    heads_share = config["hidden_size"] // config["num_attention_heads"]
+    return int(heads_share if is_27b else config["head_dim"])
 
 
 def _llama(
@@ -157,6 +178,10 @@ def _llama(
     }
 
 
+def _qwen2(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] | None) -> dict[str, Any]:
+    return _qwen3(metadata, config, _) | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+
+
 def _qwen3(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] | None) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
@@ -169,8 +194,12 @@ def _qwen3(metadata: Metadata, config: dict[str, Any], _: NDArray[np.float32] | 
     }
 
 
-def _rope(metadata: Metadata) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": _shortest(metadata.require("rope.freq_base"))}
+_FAMILIES = {"gemma2": _gemma2, "gemma3": _gemma3, "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3}
+
+
+def _rope(metadata: Metadata, *, default_theta: float | None = None) -> dict[str, Any]:
+    theta = metadata.get("rope.freq_base", default_theta)
+    rope = {"rope_type": "default", "rope_theta": _shortest(theta or metadata.require("rope.freq_base"))}
     kind = metadata.get("rope.scaling.type", "none")
     factor = metadata.get("rope.scaling.factor")
     if kind == "linear" and factor is not None:

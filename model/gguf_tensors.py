@@ -36,18 +36,21 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QKV_BIAS_NAMES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+_GEMMA_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _QK_NORM_NAMES = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _FAMILY_LAYER_NAMES = {
     "llama": _LAYER_NAMES | {"ffn_norm": "post_attention_layernorm"},
+    "qwen2": _LAYER_NAMES | {"ffn_norm": "post_attention_layernorm"},
     "qwen3": _LAYER_NAMES | _QK_NORM_NAMES | {"ffn_norm": "post_attention_layernorm"},
-    "gemma3": _LAYER_NAMES
-    | _QK_NORM_NAMES
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
+    "gemma2": _LAYER_NAMES | _GEMMA_NORM_NAMES,
+    "gemma3": _LAYER_NAMES | _QK_NORM_NAMES | _GEMMA_NORM_NAMES,
 }
+_FAMILY_BIAS_NAMES = {"qwen2": _QKV_BIAS_NAMES}
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.weight")
 
 
@@ -61,6 +64,8 @@ def target_names(architecture: str, names: Sequence[str], *, num_layers: int) ->
     for layer in range(num_layers):
         for source, target in layer_names.items():
             expected[f"blk.{layer}.{source}.weight"] = f"model.layers.{layer}.{target}.weight"
+        for source, target in _FAMILY_BIAS_NAMES.get(architecture, {}).items():
+            expected[f"blk.{layer}.{source}.bias"] = f"model.layers.{layer}.{target}.bias"
     unused = sorted(set(names) - expected.keys() - {ROPE_FACTORS})
     if unused:
         raise ModelLoadError(
@@ -90,7 +95,7 @@ def restored(
     """Undo what llama.cpp's converter did to the values of one tensor."""
     match = _LAYER_TENSOR.fullmatch(name)
     part = match[2] if match else name
-    if architecture == "gemma3" and "norm" in part:
+    if architecture.startswith("gemma") and "norm" in part:
         return values - np.float32(1)  # the file holds 1 + w; the model adds the 1 itself
     if architecture == "llama" and part in ("attn_q", "attn_k"):
         # Rope turns neighbours (0,1)(2,3).. in llama.cpp, halves (0,D/2)(1,D/2+1).. in transformers.

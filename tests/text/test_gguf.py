@@ -24,11 +24,12 @@ from forkpoint.model.gguf import (
     write_checkpoint,
 )
 from forkpoint.model.gguf_tokenizer import write_tokenizer
+from forkpoint.model.load import load_model
 from forkpoint.model.resolve import default_cache_dir, no_progress, resolve_model
 from forkpoint.server.chat_template import ChatTemplate
 from forkpoint.server.text import Tokenizer
 
-each_architecture = pytest.mark.parametrize("architecture", ["gemma3", "llama", "qwen3"])
+each_architecture = pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "llama", "qwen2", "qwen3"])
 
 
 @pytest.fixture
@@ -58,6 +59,30 @@ def test_a_converted_file_is_the_model_it_was_made_from(architecture: str, tmp_p
     # (1 + w) - 1 loses the last bits of a norm weight, and rope factors are float32: no more than that.
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.1
+
+
+@each_architecture
+def test_a_converted_file_is_loaded_in_full(architecture: str, tmp_path: Path) -> None:
+    model = tiny_model(architecture)
+    path = write_gguf(tmp_path / "tiny.gguf", architecture, model)
+    loaded = load_model(resolve_model(str(path), cache_dir=tmp_path / "cache"), dtype="float32", device="cpu")
+    assert loaded.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    windows = {layer.window for layer in loaded.config.layers}
+    assert windows == ({8, None} if architecture.startswith("gemma") else {None})
+
+
+def test_an_architecture_that_the_file_describes_in_part_is_refused_by_name(tmp_path: Path) -> None:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "x.gguf", "gpt-oss")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match="architecture is 'gpt-oss'") as error:
+        resolve_model(str(tmp_path / "x.gguf"), cache_dir=tmp_path / "cache")
+    assert "original checkpoint" in str(error.value.hint)
 
 
 def test_quantised_tensors_come_out_as_their_blocks_say(tmp_path: Path) -> None:

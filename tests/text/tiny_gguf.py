@@ -10,7 +10,15 @@ import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 _COMMON: Mapping[str, Any] = {
     "vocab_size": 300,
@@ -26,6 +34,15 @@ _COMMON: Mapping[str, Any] = {
     "pad_token_id": 0,
 }
 CONFIGS: Mapping[str, PreTrainedConfig] = {
+    "gemma2": Gemma2Config(
+        **_COMMON,
+        num_hidden_layers=3,
+        sliding_window=8,
+        query_pre_attn_scalar=32,
+        attn_logit_softcapping=20.0,
+        final_logit_softcapping=10.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    ),
     "gemma3": Gemma3TextConfig(
         **_COMMON,
         num_hidden_layers=7,
@@ -47,6 +64,9 @@ CONFIGS: Mapping[str, PreTrainedConfig] = {
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         },
+    ),
+    "qwen2": Qwen2Config(
+        **_COMMON, num_hidden_layers=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
     ),
     "qwen3": Qwen3Config(
         **_COMMON,
@@ -110,7 +130,12 @@ def write_gguf(
     writer.add_value_length(32)
     writer.add_layer_norm_rms_eps(1e-6)
     rope = config.rope_parameters
-    writer.add_rope_freq_base((rope.get("full_attention") or rope)["rope_theta"])
+    if architecture == "gemma2":  # as llama.cpp's converter: no theta
+        writer.add_sliding_window(8)
+        writer.add_attn_logit_softcapping(20.0)
+        writer.add_final_logit_softcapping(10.0)
+    else:
+        writer.add_rope_freq_base((rope.get("full_attention") or rope)["rope_theta"])
     if architecture == "gemma3":
         writer.add_sliding_window(8)
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -150,28 +175,28 @@ def _add_tokenizer(writer: gguf.GGUFWriter, architecture: str) -> None:
     writer.add_eos_token_id(1)
     writer.add_unk_token_id(3)
     writer.add_pad_token_id(0)
-    if architecture == "gemma3":
+    if architecture.startswith("gemma"):
         writer.add_add_space_prefix(False)
 
 
 def _tensors(architecture: str, model: Any) -> dict[str, NDArray[np.float32]]:
-    names = _GEMMA_NAMES if architecture == "gemma3" else _NAMES
+    names = _GEMMA_NAMES if architecture.startswith("gemma") else _NAMES
     tensors = {}
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and CONFIGS[architecture].tie_word_embeddings:
             continue
         values = parameter.numpy()
-        stem = name.removesuffix(".weight")
+        stem, _, leaf = name.rpartition(".")
         layer, _, part = stem.removeprefix("model.layers.").partition(".")
         target = f"blk.{layer}.{names[part]}" if stem.startswith("model.layers.") else names[stem]
-        if architecture == "gemma3" and "norm" in target:
+        if architecture.startswith("gemma") and "norm" in target:
             values = values + np.float32(1)
         if architecture == "llama" and target.endswith(("attn_q", "attn_k")):
             num_heads = 4 if target.endswith("attn_q") else 2
             # As in llama.cpp's convert_hf_to_gguf.py, LlamaModel.permute.
             halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, values.shape[1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        tensors[f"{target}.weight"] = np.ascontiguousarray(values)
+        tensors[f"{target}.{leaf}"] = np.ascontiguousarray(values)
     if architecture == "llama":
         # What llama.cpp divides each frequency by; transformers has the scaled frequencies.
         plain = 500_000.0 ** -(np.arange(0, 32, 2) / 32)
