@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from support.paged import PagedWorld
-from support.tiny_checkpoints import CONFIGS, VOCAB_SIZE, reference_logits
+from support.tiny_checkpoints import VOCAB_SIZE, reference_logits
 
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.sampling import SamplingParams
+from forkpoint.model.config import load_config
 from forkpoint.model.device import has_native_bfloat16, resolve_dtype, set_num_threads
 from forkpoint.model.inputs import Draw
 from forkpoint.model.linear import PlainGatedMlp, PlainLinear, can_pack, make_gated_mlp, make_linear
-from forkpoint.model.config import load_config
 from forkpoint.model.load import load_model
 from forkpoint.model.runner import ModelRunner
 
@@ -74,18 +74,22 @@ def test_only_sampled_rows_get_logits(checkpoints: Checkpoints) -> None:
     torch.testing.assert_close(chosen, everything[[13, 8]], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+# One for each way to round: norms, rotations, experts, sinks, softcaps, narrow values, multipliers.
+@pytest.mark.parametrize(
+    "family",
+    ["cohere2", "gemma2", "gemma3", "gpt_oss", "granite_swa", "mimo_v2_flash", "olmo3", "qwen3", "qwen3_moe"],
+)
 def test_bfloat16_is_close_to_float32(checkpoints: Checkpoints, family: str) -> None:
     tokens = _prompt(100)
     reference = reference_logits(checkpoints[family], tokens)
     world = PagedWorld(_runner(checkpoints[family], dtype="bfloat16"), page_size=4)
     sequence = world.sequence(tokens)
-    world.step([(sequence, 60)])
-    for _ in range(40):
+    world.step([(sequence, 90)])
+    for _ in range(10):
         world.step([(sequence, 1)])
     error = (torch.cat(sequence.logits) - reference).abs()
-    # transformers' own bfloat16 differs from its float32 by .01 to .03 standard deviations on such models, and
-    # by .02 to .15 where a rounded score may choose another expert.
+    # transformers' own bfloat16 differs from its float32 by .01 to .03 standard deviations on such models,
+    # and by .02 to .15 where a rounded score may choose another expert.
     has_experts = any(layer.moe is not None for layer in load_config(checkpoints[family]).layers)
     assert float(error.mean()) < (0.25 if has_experts else 0.05) * float(reference.std())
 
