@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.answer_format import FinishedChoice, WireObject
@@ -12,16 +13,19 @@ from forkpoint.server.choice import ChoiceDelta, ChoiceEvent, ChoiceFinished, Ch
 from forkpoint.server.fields import Fields
 from forkpoint.server.generation import GenerationRequest, Prompt
 from forkpoint.server.generation_fields import read_generation_options
-from forkpoint.server.message_pieces import ContentPiece
+from forkpoint.server.message_pieces import ContentPiece, ReasoningPiece
 from forkpoint.server.prompts import render_and_encode
 from forkpoint.server.rendering import read_rendering
 from forkpoint.server.responses_input import (
     as_chat_body,
+    as_response_format,
+    errors_of_text_format,
     read_input,
     read_reasoning_effort,
     refuse_unbuilt_response_fields,
 )
 from forkpoint.server.services import Services
+from forkpoint.server.structured import checked_grammar, read_structure
 from forkpoint.server.usage import Usage
 
 
@@ -59,7 +63,22 @@ class ResponsesApi:
             )
         messages = read_input(body, max_pieces=limits.info.context_length)
         rendering = read_rendering(Fields({"reasoning_effort": read_reasoning_effort(body)}))
-        rendered = await render_and_encode(template, messages, rendering, services.tokenizer, limits)
+        with errors_of_text_format():
+            structure = await read_structure(as_response_format(body), services.grammars)
+        assert services.dialect is not None, "a template has a dialect"
+        prepared, rendering = services.dialect.prepared(messages, rendering, None)
+        rendered = await render_and_encode(template, prepared, rendering, services.tokenizer, limits)
+        plan = services.dialect.plan(
+            None, structure, services.tokenizer.special_token_id, prompt_end=rendered.text_end
+        )
+        with errors_of_text_format():
+            grammar = await checked_grammar(plan.rule, plan.param, services.grammars)
+        options = replace(
+            options,
+            grammar=grammar,
+            new_parser=plan.new_parser,
+            shown_special_tokens=plan.shown_special_tokens,
+        )
         max_tokens = limits.max_tokens(len(rendered.token_ids), options.max_tokens, default=None)
         echoed = {
             "instructions": Fields(body).string("instructions"),
@@ -67,6 +86,7 @@ class ResponsesApi:
             "metadata": (Fields(body).object("metadata") or Fields({})).values,
             "temperature": options.temperature,
             "top_p": options.top_p,
+            "text": Fields(body).get("text") or {"format": {"type": "text"}},
         }
         prompt = Prompt(rendered.token_ids, options.sampling(max_tokens), rendered.anchors)
         return ResponseRequest(options, (prompt,), echoed)
@@ -74,7 +94,7 @@ class ResponsesApi:
     def format(self, request: GenerationRequest, created: int) -> ResponseFormat:
         assert isinstance(request, ResponseRequest)
         fixed = {"created_at": created, "model": request.options.model, **_UNUSED, **request.echoed}
-        return ResponseFormat(f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}", fixed)
+        return ResponseFormat(f"resp_{uuid.uuid4().hex}", fixed)
 
 
 # What every response has in OpenAI's schema, and this API has nothing for.
@@ -85,7 +105,6 @@ _UNUSED: WireObject = {
     "previous_response_id": None,
     "reasoning": {"effort": None, "summary": None},
     "store": False,
-    "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "tools": [],
     "truncation": "disabled",
@@ -93,44 +112,64 @@ _UNUSED: WireObject = {
 
 
 @dataclass(slots=True)
+class _Item:
+    """One item of the output; mutable while its text comes. status: as the API names it."""
+
+    kind: Literal["message", "reasoning"]
+    id: str
+    texts: list[str] = field(default_factory=list)
+    status: str = "in_progress"
+
+    @property
+    def part(self) -> WireObject:
+        text = "".join(self.texts)
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def as_json(self, content: list[WireObject]) -> WireObject:
+        beside: WireObject = {"summary": []} if self.kind == "reasoning" else {"role": "assistant"}
+        return {"id": self.id, "type": self.kind, "status": self.status, **beside, "content": content}
+
+
+@dataclass(slots=True)
 class ResponseFormat:
     """OpenAI's `response`, and its events. Mutable: events are numbered, and the last ones repeat the text.
 
-    A response of this API is one message with one part of text.
+    The output is one message, after an item of reasoning where the model thinks first; each has one part.
     """
 
     response_id: str
-    message_id: str
     fixed: Mapping[str, object]
     _num_events: int = 0
-    _texts: list[str] = field(default_factory=list)
+    _items: list[_Item] = field(default_factory=list)
     _finish: ChoiceFinished | None = None
 
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> WireObject:
         (choice,) = choices
-        self._texts, self._finish = [choice.content], choice.finish
+        if choice.reasoning:
+            self._more("reasoning", choice.reasoning)
+        if choice.content:
+            self._more("message", choice.content)
+        self._end(choice.finish)
         return self._response(usage)
 
     def chunks(self, event: ChoiceEvent) -> list[WireObject]:
         match event:
             case ChoiceStarted():
-                return [
-                    self._event("response.created", response=self._response(None)),
-                    self._event("response.in_progress", response=self._response(None)),
-                    self._event("response.output_item.added", output_index=0, item=self._message([])),
-                    self._part_event("response.content_part.added", part=self._part("")),
-                ]
+                kinds = ("response.created", "response.in_progress")
+                return [self._event(kind, response=self._response(None)) for kind in kinds]
             case ChoiceDelta(pieces=pieces):
-                return [self._delta(piece.text) for piece in pieces if isinstance(piece, ContentPiece)]
+                events: list[WireObject] = []
+                for piece in pieces:
+                    # Calls cannot come: this API offers no tools.
+                    if isinstance(piece, ContentPiece):
+                        events += self._more("message", piece.text)
+                    elif isinstance(piece, ReasoningPiece):
+                        events += self._more("reasoning", piece.text)
+                return events
             case ChoiceFinished():
-                self._finish = event
-                text = "".join(self._texts)
-                part = self._part(text)
-                return [
-                    self._part_event("response.output_text.done", text=text, logprobs=[]),
-                    self._part_event("response.content_part.done", part=part),
-                    self._event("response.output_item.done", output_index=0, item=self._message([part])),
-                ]
+                return self._end(event)
             case _:
                 return []
 
@@ -146,16 +185,57 @@ class ResponseFormat:
             return "in_progress"
         return "incomplete" if self._finish.finish_reason == "length" else "completed"
 
-    def _delta(self, text: str) -> WireObject:
-        self._texts.append(text)
-        return self._part_event("response.output_text.delta", delta=text, logprobs=[])
+    def _more(self, kind: Literal["message", "reasoning"], text: str) -> list[WireObject]:
+        """More text of this kind; an item of the other kind ends with it."""
+        events = self._turn_to(kind)
+        self._items[-1].texts.append(text)
+        return [*events, self._text_event("delta", delta=text)]
+
+    def _end(self, finish: ChoiceFinished) -> list[WireObject]:
+        """The last item ends as the whole response does. There is a message even if there is no text."""
+        events = self._turn_to("message")
+        self._finish = finish
+        return [*events, *self._close(self._status)]
+
+    def _turn_to(self, kind: Literal["message", "reasoning"]) -> list[WireObject]:
+        if self._items and self._items[-1].kind == kind:
+            return []
+        events = self._close("completed") if self._items else []
+        item = _Item(kind, f"{'msg' if kind == 'message' else 'rs'}_{uuid.uuid4().hex}")
+        self._items.append(item)
+        added = self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=item.as_json([])
+        )
+        return [*events, added, self._part_event("response.content_part.added", part=item.part)]
+
+    def _close(self, status: str) -> list[WireObject]:
+        item = self._items[-1]
+        item.status = status
+        return [
+            self._text_event("done", text="".join(item.texts)),
+            self._part_event("response.content_part.done", part=item.part),
+            self._event(
+                "response.output_item.done",
+                output_index=len(self._items) - 1,
+                item=item.as_json([item.part]),
+            ),
+        ]
 
     def _event(self, kind: str, **content: object) -> WireObject:
         self._num_events += 1
         return {"type": kind, "sequence_number": self._num_events - 1, **content}
 
     def _part_event(self, kind: str, **content: object) -> WireObject:
-        return self._event(kind, item_id=self.message_id, output_index=0, content_index=0, **content)
+        """An event about the part of the item that is under way."""
+        item = self._items[-1]
+        return self._event(
+            kind, item_id=item.id, output_index=len(self._items) - 1, content_index=0, **content
+        )
+
+    def _text_event(self, verb: str, **content: object) -> WireObject:
+        if self._items[-1].kind == "reasoning":
+            return self._part_event(f"response.reasoning_text.{verb}", **content)
+        return self._part_event(f"response.output_text.{verb}", **content, logprobs=[])
 
     def _response(self, usage: Usage | None) -> WireObject:
         """usage: None while the response is in progress."""
@@ -165,22 +245,10 @@ class ResponseFormat:
             "object": "response",
             "status": self._status,
             "incomplete_details": {"reason": "max_output_tokens"} if is_incomplete else None,
-            "output": [] if usage is None else [self._message([self._part("".join(self._texts))])],
+            "output": [] if usage is None else [item.as_json([item.part]) for item in self._items],
             "usage": None if usage is None else _usage(usage),
             **self.fixed,
         }
-
-    def _message(self, content: list[WireObject]) -> WireObject:
-        return {
-            "id": self.message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": self._status,
-            "content": content,
-        }
-
-    def _part(self, text: str) -> WireObject:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _usage(usage: Usage) -> WireObject:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from forkpoint.configs.errors import RequestError
@@ -30,6 +32,7 @@ _UNBUILT: dict[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "context_management": ([],),
 }
+_MESSAGE_INDEX = re.compile(r"messages\.(\d+)")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -53,9 +56,30 @@ def refuse_unbuilt_response_fields(body: Mapping[str, object]) -> None:
             type(value) is type(each) and value == each for each in neutral_values
         ):
             raise _unsupported(name)
-    text_format = (Fields(body).object("text") or Fields({})).object("format")
-    if text_format is not None and text_format.get("type") not in (None, "text"):
-        raise _unsupported("text.format")
+
+
+def as_response_format(body: Mapping[str, object]) -> dict[str, object]:
+    """`text.format` as the chat field that asks for the same; empty if there is none. Raises RequestError."""
+    text = Fields(body).object("text")
+    wanted = None if text is None else text.object("format")
+    if wanted is None:
+        return {}
+    if wanted.get("type") != "json_schema":
+        return {"response_format": wanted.values}
+    named = {name: wanted.get(name) for name in ("name", "schema", "strict")}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+@contextmanager
+def errors_of_text_format() -> Iterator[None]:
+    """Gives errors about chat's response_format the names that its parts have in this API."""
+    try:
+        yield
+    except RequestError as error:
+        old, new = "response_format", "text.format"
+        message = str(error).replace(f"{old}.json_schema", new).replace(old, new)
+        param = error.param and error.param.replace(f"{old}.json_schema", new).replace(old, new)
+        raise RequestError(message, status=error.status, param=param, code=error.code) from None
 
 
 def read_input(body: Mapping[str, object], *, max_pieces: int) -> list[Message]:
@@ -76,14 +100,43 @@ def read_input(body: Mapping[str, object], *, max_pieces: int) -> list[Message]:
 
 
 def _read_items(items: list[object], max_pieces: int) -> list[Message]:
+    messages: list[object] = []
+    indices: list[int] = []  # of the items that the messages come from
+    thoughts: list[str] = []
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "reasoning":
+            thoughts += _reasoning_texts(Fields(item, f"input.{index}."))
+            continue
+        message = _as_message(item, index)
+        if thoughts and isinstance(message, dict) and message.get("role") == "assistant":
+            message["reasoning_content"] = "".join(thoughts)
+        thoughts = []
+        messages.append(message)
+        indices.append(index)
     try:
-        return read_messages([_as_message(item, i) for i, item in enumerate(items)], max_pieces=max_pieces)
-    except RequestError as error:  # of a chat's messages, which are called something else here
-        raise RequestError(
-            str(error).replace("messages", "input", 1),
-            param=error.param and error.param.replace("messages", "input", 1),
-            code=error.code,
-        ) from None
+        return read_messages(messages, max_pieces=max_pieces)
+    except RequestError as error:  # about chat messages, which are called something else here
+        message_text = _renamed(str(error), indices)
+        param = error.param and _renamed(error.param, indices)
+        raise RequestError(message_text, param=param, code=error.code) from None
+
+
+def _renamed(text: str, indices: Sequence[int]) -> str:
+    text = _MESSAGE_INDEX.sub(lambda match: f"input.{indices[int(match[1])]}", text, count=1)
+    return text.replace("messages", "input", 1) if text.startswith("messages") else text
+
+
+def _reasoning_texts(item: Fields) -> list[str]:
+    """What a model thought in an earlier response; the same texts that it came with."""
+    content = item.get("content")
+    if content is None:
+        return []
+    if not isinstance(content, list):
+        raise item.error("content", f"must be a list of parts, not {json_type(content)}")
+    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    if not all(isinstance(text, str) for text in texts):
+        raise item.error("content", "must hold parts with a text")
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _as_message(item: object, index: int) -> object:
@@ -93,7 +146,7 @@ def _as_message(item: object, index: int) -> object:
     if item.get("type", "message") != "message":
         shown = item["type"] if isinstance(item["type"], str) else json_type(item["type"])
         raise RequestError(
-            f"input.{index}.type is {shown[:60]!r}; this server takes only messages",
+            f"input.{index}.type is {shown[:60]!r}; this server takes messages and reasoning",
             param=f"input.{index}.type",
         )
     content = item.get("content")

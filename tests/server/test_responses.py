@@ -136,7 +136,12 @@ def test_an_answer_that_is_cut_off_is_incomplete(is_stream: bool) -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "what"}}}}, "text.format.schema"),
+        ({"text": "x"}, "text"),
+        ({"input": [{"type": "reasoning", "content": 3}]}, "input.0.content"),
+        ({"input": [{"type": "reasoning"}, {"role": "robot", "content": "x"}]}, "input.1.role"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": "9"}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
@@ -179,7 +184,69 @@ def test_what_asks_for_nothing_is_taken() -> None:
         response = world.http.post("/v1/responses", json={"input": "hi", **neutral})
         assert response.status_code == 200, response.text
         assert world.template is not None
-        assert world.template.calls[0][1] == {"reasoning_effort": "low"}
+        assert {"reasoning_effort": "low"} in [kwargs for _, kwargs in world.template.calls]
+
+
+THINKING = "<think>hm, hm</think>yes"
+
+
+def test_reasoning_is_an_item_of_its_own_before_the_message() -> None:
+    with serving(FakeEngine(reply=says(THINKING, EOS)), reasoning_parser="think") as world:
+        whole = world.openai.responses.create(model=MODEL, input="hi")
+        with world.openai.responses.stream(model=MODEL, input="hi") as stream:
+            events = list(stream)
+            final = stream.get_final_response()
+        assert [item.type for item in whole.output] == [item.type for item in final.output]
+        for response in (whole, final):
+            reasoning, message = (item.to_dict() for item in response.output)
+            assert reasoning["type"] == "reasoning"
+            assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm, hm"}]
+            assert message["type"] == "message"
+            assert response.output_text == "yes"
+            assert response.usage is not None
+            assert response.usage.output_tokens_details.reasoning_tokens > 0
+        deltas = {
+            (event.type, getattr(event, "output_index", None)) for event in events if hasattr(event, "delta")
+        }
+        assert deltas == {("response.reasoning_text.delta", 0), ("response.output_text.delta", 1)}
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        # What it thought may be sent back: the template gets it with the message that it led to.
+        conversation: list[Any] = [
+            *[item.model_dump() for item in whole.output],
+            {"role": "user", "content": "?"},
+        ]
+        world.openai.responses.create(model=MODEL, input=conversation)
+        assert prompts(world)[-1] == "assistant:yes|user:?|assistant:"
+        assert world.template is not None
+        given = [message for messages, _ in world.template.calls for message in messages]
+        assert {"role": "assistant", "content": "yes", "reasoning_content": "hm, hm"} in given
+
+
+def test_an_answer_that_ends_while_it_thinks_still_has_a_message() -> None:
+    with serving(FakeEngine(reply=says(THINKING)), reasoning_parser="think") as world:
+        response = world.openai.responses.create(model=MODEL, input="hi", max_output_tokens=10)
+        assert [(item.type, item.to_dict()["status"]) for item in response.output] == [
+            ("reasoning", "completed"),
+            ("message", "incomplete"),
+        ]
+        assert response.output_text == ""
+
+
+def test_a_form_of_the_text_becomes_a_grammar() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    text: Any = {"format": {"type": "json_schema", "name": "thing", "schema": schema, "strict": True}}
+    with serving(FakeEngine(reply=says('{"a":1}', EOS))) as world:
+        response = world.openai.responses.create(model=MODEL, input="hi", text=text)
+        assert response.output_text == '{"a":1}'
+        world.openai.responses.create(model=MODEL, input="hi")
+        grammars = [submit.params.grammar for submit in world.engine.submits]
+        assert grammars[0] is not None and '"a"' in grammars[0]
+        assert grammars[1] is None
 
 
 def test_other_models_keys_and_states_are_refused_as_everywhere() -> None:
