@@ -1,8 +1,8 @@
 """Checks grammars in a process of its own, for the API process.
 
-A compilation cannot be stopped, and some never end (an integer that is a multiple of four primes: over five
-minutes), so whoever asks must be able to kill it. Loading also holds the GIL for a second or more and keeps
-250 MB for a vocabulary of 262,144 tokens (November 2026), which the API process should not pay.
+A compilation cannot be stopped, and some never end (an integer that is a multiple of 7919 and of 7907: over
+five minutes), so whoever asks must be able to kill it. Loading also holds the GIL for a second or more, and
+keeps 250 MB for a vocabulary of 262,144 tokens (November 2026), which the API process should not pay.
 
 `python -m forkpoint.scheduler.grammar_worker` speaks frames of 4 bytes of length (big-endian) and UTF-8. It
 begins with one when the tokenizer is loaded, then answers each frame that comes in. A question begins with
