@@ -36,6 +36,7 @@ from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tokenization import tokenization_routes
 from forkpoint.server.tools_dialect import Dialect
+from forkpoint.server.turnstile import TurnstileMiddleware
 from forkpoint.server.vllm_metrics import VllmAliases
 
 
@@ -95,7 +96,7 @@ def create_app(
 
 def _middleware(config: ServerConfig, running: RunningRequests) -> list[Middleware]:
     """From the outside in. Browsers must be able to read a 401 too, so CORS stands before the keys."""
-    middleware = [Middleware(RequestIdMiddleware)]
+    middleware = [Middleware(TurnstileMiddleware), Middleware(RequestIdMiddleware)]
     if config.allowed_origins:
         middleware.append(
             Middleware(

@@ -29,7 +29,9 @@ def read_messages(value: object, *, max_pieces: int) -> list[Message]:
         raise RequestError(f"messages must be a list, not {json_type(value)}", param="messages")
     if not value:
         raise RequestError("messages is empty; it must hold at least one message", param="messages")
-    num_pieces = len(value) + sum(map(_num_parts, value))
+    num_pieces = len(value)
+    if num_pieces <= max_pieces:  # else there is no need to look into each of a million
+        num_pieces += sum(map(_num_parts, value))
     if num_pieces > max_pieces:
         raise RequestError(
             f"messages has {num_pieces} messages, content parts and tool calls; the context of this model "
