@@ -70,7 +70,7 @@ def fetch_model(
     Without a connection, or with HF_HUB_OFFLINE, what is in the cache is enough. Imports no torch. Raises
     ModelLoadError for everything that goes wrong.
     """
-    with _explained(model):
+    with explained(model):
         progress("fetching configuration", 0, 1)
         directory = _fetch_small_files(model)
         progress("fetching configuration", 1, 1)
@@ -219,7 +219,7 @@ def _require_space(model: HubModel, num_bytes: int) -> None:
 
 
 @contextmanager
-def _explained(model: HubModel) -> Iterator[None]:
+def explained(model: HubModel) -> Iterator[None]:
     """Turn what the library raises into one sentence and what to do."""
     import httpx2
     from huggingface_hub import errors

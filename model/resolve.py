@@ -64,8 +64,7 @@ def resolve_model(
     if path.suffix == ".gguf":
         return _gguf_file(path, cache_dir, progress)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            read_raw_config(path)  # says what it is instead
+        _check_scope(path)
         return path
     if path.is_file():
         raise ModelLoadError(f"{path} is a file", hint=f"give its directory; or {_WHAT_WORKS}")

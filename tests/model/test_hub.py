@@ -5,6 +5,7 @@ Each fetch runs in a process of its own, since huggingface_hub reads its environ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,8 @@ import pytest
 from support.hub_double import HubDouble, Repo, hub_double
 from support.tiny_checkpoints import save_tiny_checkpoint
 
-from forkpoint.model.hub import HubModel
+from forkpoint.configs.errors import ModelLoadError
+from forkpoint.model.hub import HubModel, explained
 
 _FETCH = """
 import json, sys
@@ -311,6 +313,15 @@ def test_cache_that_cannot_be_written_names_the_setting(fetch: Fetcher, tmp_path
     message, hint = fetch.refusal("org/tiny")
     assert "cannot be kept" in message and str(fetch.home) in message
     assert "HF_HOME" in hint
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(errno.ENOSPC, "is full"), (errno.EDQUOT, "is full"), (errno.EACCES, "kept in")]
+)
+def test_disk_that_fails_in_the_middle_is_explained(number: int, message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message) as error, explained(HubModel("org/tiny")):
+        raise OSError(number, os.strerror(number))
+    assert "HF_HOME" in str(error.value.hint)
 
 
 def test_disk_without_room_is_noticed_before_the_download(

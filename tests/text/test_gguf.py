@@ -286,8 +286,14 @@ def test_the_check_sum_of_a_file_is_computed_once(tmp_path: Path) -> None:
 
 
 def test_a_directory_resolves_to_itself(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert resolve_model(str(tmp_path), cache_dir=tmp_path / "cache") == tmp_path
+
+
+def test_a_directory_out_of_scope_is_refused_before_an_engine_is_started(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2"}')
+    with pytest.raises(ModelLoadError, match="'mamba2' is not supported: its layers keep"):
+        resolve_model(str(tmp_path), cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
