@@ -169,5 +169,6 @@ def test_scores_equal_transformers_cold_warm_evicted_and_beside_neighbours(
     neighbours = [world.submit(tokens[:n], plain) for n in (150, 99, 20)]
     assert_scores(world.answer(tokens, scoring()), expected, tokens)
     assert neighbours[0].tokens == free.tokens
+    assert world.engine.stats().rebuilt_tokens > 0, "a rebuild ran beside the scored rows"
     world.flush()
     assert_scores(world.answer(tokens, scoring()), expected, tokens)
