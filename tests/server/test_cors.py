@@ -26,6 +26,12 @@ def test_no_page_is_allowed_by_default() -> None:
         assert not [name for name in response.headers if name.startswith("access-control")]
 
 
+def test_options_are_never_asked_for_the_key() -> None:
+    with serving(api_keys=("secret",)) as world:
+        error_of(preflight(world, "/v1/chat/completions"), 405)
+        error_of(world.http.options("/metrics"), 405)
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/flush_cache", "/unknown"])
 def test_a_preflight_of_an_allowed_page_needs_no_key(path: str) -> None:
     with serving(allowed_origins=(PAGE,), api_keys=("secret",)) as world:
