@@ -16,6 +16,12 @@ from forkpoint.server.services import Timing
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+_NO_NAMED_SCHEMAS: list[Any] = [None, [], "s", {}, {"schema": None}]
+_NO_SCHEMAS: list[Any] = [[], "s", 5, False]
+
+
+def _schema_format(named: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": named}
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +101,8 @@ def test_broken_json_is_a_400(world: World, path: str, body: bytes) -> None:
         ("min_tokens", [-1, 1.0, "1", True]),
         ("prompt_logprobs", [1, 0]),
         ("response_format", ["json", [], {}, {"type": "xml"}, {"type": 5}, {"type": "json_schema"}]),
-        (
-            "response_format",
-            [
-                {"type": "json_schema", "json_schema": value}
-                for value in (None, [], "s", {}, {"schema": None})
-            ],
-        ),
-        (
-            "response_format",
-            [{"type": "json_schema", "json_schema": {"schema": value}} for value in ([], "s", 5, False)],
-        ),
+        ("response_format", [_schema_format(value) for value in _NO_NAMED_SCHEMAS]),
+        ("response_format", [_schema_format({"schema": value}) for value in _NO_SCHEMAS]),
         ("structured_outputs", [[], "a", {"regex": "a", "choice": ["a"]}, {"xml": "a"}, {"regex": 5}]),
         ("structured_outputs", [{"choice": value} for value in ([], "a", [1], [""], ["a"] * 1025)]),
         ("structured_outputs", [{"regex": "("}, {"regex": ""}, {"regex": "(?=a)b"}, {"regex": "a" * 20000}]),
@@ -277,7 +274,7 @@ def test_json_content_types_are_taken(world: World, content_type: str | None) ->
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/v1", "/v1/embeddings", "/v1/responses", "/server_info",
+        "/", "/v1", "/v1/decisions", "/v1/nothing",
         "/debug", "/docs", "/openapi.json", "/v1/completions/", "/%ff", "/" + "x" * 5000,
     ],
 )  # fmt: skip
