@@ -26,8 +26,13 @@ ToolCallParser = Literal[
     "gemma",
     "functiongemma",
     "json",
+    "harmony",
+    "gpt-oss",
+    "openai",
 ]
-ReasoningParser = Literal["auto", "none", "think", "qwen3", "deepseek_r1", "mistral"]
+ReasoningParser = Literal[
+    "auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "harmony", "gpt-oss", "openai_gptoss"
+]
 
 NETWORK = Group.create_ordered("Network")
 MODEL = Group.create_ordered("Model")

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forkpoint.configs.errors import RequestError
+from forkpoint.configs.errors import ConfigError, RequestError
 from forkpoint.server.chat_messages import Message
-from forkpoint.server.message_pieces import NewParser
+from forkpoint.server.message_pieces import MessageParser, NewParser
 from forkpoint.server.parsers.formats import (
     CALL_FORMATS,
+    REASONING_CHANNELS,
     REASONING_TAGS,
     CallFormat,
     detect_call_format,
     detect_reasoning,
 )
+from forkpoint.server.parsers.harmony_history import as_harmony_messages, as_harmony_tools
+from forkpoint.server.parsers.harmony_rules import channels_rule, written_header
 from forkpoint.server.parsers.machine import PlainText
 from forkpoint.server.parsers.think import ThinkParser, ThinkTags
 from forkpoint.server.rendering import Rendering
@@ -45,23 +48,33 @@ class AnswerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """call_format, reasoning: None: calls and reasoning are not looked for, and stay in the content."""
+    """call_format, reasoning: None: calls and reasoning are not looked for, and stay in the content.
+
+    channels: the format of a model that writes all in channels; reasoning is one of them then, not tags.
+    """
 
     call_format: CallFormat | None
-    reasoning: ThinkTags | None
+    reasoning: ThinkTags | CallFormat | None
+    channels: CallFormat | None
     template_knows_tools: bool
     template_knows_system: bool
 
     @classmethod
     def of(cls, template: PromptTemplate, *, tool_call_parser: str, reasoning_parser: str) -> Dialect:
-        """The parsers by name; `auto`: found out from the template; `none`: no such one."""
+        """The parsers by name; `auto`: found out from the template; `none`: no such one.
+
+        Raises ConfigError for two that cannot read the same output.
+        """
         calls = detect_call_format(template.source) if tool_call_parser == "auto" else tool_call_parser
         reasoning = detect_reasoning(template.source) if reasoning_parser == "auto" else reasoning_parser
+        call_format = CALL_FORMATS[calls] if calls != "none" else None
+        reasoning_format = _reasoning_format(reasoning)
         question = [{"role": "user", "content": _PROBE}]
         instructed = [{"role": "system", "content": f"{_PROBE}system"}, *question]
         return cls(
-            CALL_FORMATS[calls] if calls != "none" else None,
-            REASONING_TAGS[reasoning] if reasoning not in (None, "none") else None,
+            call_format,
+            reasoning_format,
+            _channels(call_format, reasoning_format),
             template_knows_tools=_rendered(template, question, [_PROBE_TOOL])
             not in (None, _rendered(template, question)),
             template_knows_system=f"{_PROBE}system" in (_rendered(template, instructed) or ""),
@@ -71,8 +84,11 @@ class Dialect:
         self, messages: Sequence[Message], rendering: Rendering, tools: Tools | None
     ) -> tuple[Sequence[Message], Rendering]:
         """Messages and rendering as the template is to see them."""
+        definitions = tools.definitions if tools is not None else ()
+        if self.channels is not None:
+            messages, definitions = as_harmony_messages(messages), as_harmony_tools(definitions)
         if self.template_knows_tools:
-            return messages, replace(rendering, tools=tools.definitions) if tools else rendering
+            return messages, replace(rendering, tools=definitions) if tools else rendering
         messages = with_calls_as_text(messages)
         if tools is not None:
             messages = described(messages, tools.definitions, knows_system=self.template_knows_system)
@@ -102,9 +118,16 @@ class Dialect:
                 "tool_choice forces a call, but this server reads none (--tool-call-parser none)",
                 param="tool_choice",
             )
-        rule, param = self._rule(tools, structure, call_format, special_id)
+        answer, calls, param = self._rules(tools, structure, call_format, special_id)
         new_parser, markers = self._reader(tools, call_format)
-        if self.reasoning is not None:
+        if self.channels is not None:
+            header = written_header(prompt_end, continued)
+            is_bound = answer is not None or calls is not None
+            rule = channels_rule(answer, calls, special_id, header=header) if is_bound else None
+            return AnswerPlan(rule, param, _begun(new_parser, header), markers)
+        given = [each for each in (answer, calls) if each is not None]
+        rule = either(*given) if len(given) > 1 else given[0] if given else None
+        if isinstance(self.reasoning, ThinkTags):
             is_open = _opens(self.reasoning, prompt_end, continued)
             if rule is not None:
                 rule = after_thinking(rule, self.reasoning, special_id, is_open=is_open)
@@ -112,32 +135,75 @@ class Dialect:
             markers |= {self.reasoning.opening, self.reasoning.closing}
         return AnswerPlan(rule, param, new_parser, markers)
 
-    def _rule(
+    def _rules(
         self,
         tools: Tools | None,
         structure: Structure | None,
         call_format: CallFormat | None,
         special_id: SpecialTokenId,
-    ) -> tuple[OutputRule | None, str]:
-        """What binds the answer itself, and the field that does."""
+    ) -> tuple[OutputRule | None, OutputRule | None, str]:
+        """What binds the answer's text, what binds calls in place of it, and the field that does."""
         if tools is not None and tools.mode == "required" and call_format is not None:
-            return calls_rule(tools, call_format.syntax, call_format.markers, special_id), "tool_choice"
+            return None, calls_rule(tools, call_format.syntax, call_format.markers, special_id), "tool_choice"
         if structure is None:
-            return None, ""
+            return None, None, ""
         if tools is None or call_format is None or call_format.marked_syntax is None:
-            return structure.rule, structure.param
+            return structure.rule, None, structure.param
         # The model may call or answer; what it answers has the form that was asked for.
         calls = calls_rule(tools, call_format.marked_syntax, call_format.markers, special_id)
-        return either(structure.rule, calls), structure.param
+        return structure.rule, calls, structure.param
 
     def _reader(
         self, tools: Tools | None, call_format: CallFormat | None
     ) -> tuple[NewParser | None, frozenset[str]]:
         if tools is None or call_format is None:
-            return None, frozenset()
+            if self.channels is None:
+                return None, frozenset()
+            # Its other channels are there to be read, and no message of it is a call.
+            new_parser = self.channels.new_parser(
+                {}, is_closed=True, tells_reasoning=self.reasoning is not None
+            )
+            return new_parser, frozenset(self.channels.markers)
         schemas = {function.name: function.parameters.get("properties") or {} for function in tools.callable}
-        new_parser = call_format.new_parser(schemas, tools.max_calls, is_closed=tools.has_forbidden)
+        new_parser = call_format.new_parser(
+            schemas,
+            tools.max_calls,
+            is_closed=tools.has_forbidden,
+            tells_reasoning=self.reasoning is not None,
+        )
         return new_parser, frozenset(call_format.markers)
+
+
+def _reasoning_format(name: str | None) -> ThinkTags | CallFormat | None:
+    if name is None or name == "none":
+        return None
+    return REASONING_CHANNELS[name] if name in REASONING_CHANNELS else REASONING_TAGS[name]
+
+
+def _channels(call_format: CallFormat | None, reasoning: ThinkTags | CallFormat | None) -> CallFormat | None:
+    """The format of whole outputs that one of them is, and the other no different one. Raises ConfigError."""
+    whole = [each for each in (call_format, reasoning) if isinstance(each, CallFormat) and each.has_channels]
+    if whole and any(each not in (None, whole[0]) for each in (call_format, reasoning)):
+        raise ConfigError(
+            "harmony is a format of calls and reasoning together, and cannot be combined with another one",
+            hint="give --tool-call-parser and --reasoning-parser the same, or `none` to one of them",
+        )
+    return whole[0] if whole else None
+
+
+def _begun(new_parser: NewParser | None, header: str) -> NewParser | None:
+    """Parsers that have read `header`, of which they tell nothing."""
+    if new_parser is None or not header:
+        return new_parser
+    new = new_parser
+
+    def new_begun_parser() -> MessageParser:
+        parser = new()
+        pieces = parser.push(header)
+        assert not pieces, "a header is no part of a message"
+        return parser
+
+    return new_begun_parser
 
 
 def _opens(tags: ThinkTags, prompt_end: str, continued: str) -> bool:

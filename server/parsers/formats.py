@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 
 from forkpoint.server.message_pieces import NewParser
-from forkpoint.server.parsers import function_gemma, hermes, llama3, mistral, qwen3_coder
+from forkpoint.server.parsers import function_gemma, harmony, hermes, llama3, mistral, qwen3_coder
 from forkpoint.server.parsers.call_syntax import CallSyntax
 from forkpoint.server.parsers.cursor import Cursor, Reading
 from forkpoint.server.parsers.json_calls import read_json_calls
@@ -25,10 +25,12 @@ class CallScope:
     """Which functions may be called. schemas: their parameters', by name of the function and the parameter.
 
     is_closed: what looks like a call of another function is none, even where the format marks it as a call.
+    tells_reasoning: False: a format with channels leaves the reasoning in the content.
     """
 
     schemas: ParameterSchemas
     is_closed: bool = False
+    tells_reasoning: bool = True
 
     @property
     def marked_names(self) -> Container[str] | None:
@@ -42,18 +44,25 @@ class CallFormat:
 
     markers: special tokens in some tokenizers, whose text the reading must see. syntax: how calls are written
     where they are forced; marked_syntax: where the answer may also be other JSON, or None. `read` reads both.
+    has_channels: all of an output is in this format, reasoning and answers too.
     """
 
     read: ReadCalls
     markers: tuple[str, ...]
     syntax: CallSyntax
     marked_syntax: CallSyntax | None
+    has_channels: bool = False
 
     def new_parser(
-        self, schemas: ParameterSchemas, max_calls: int | None = None, *, is_closed: bool = False
+        self,
+        schemas: ParameterSchemas,
+        max_calls: int | None = None,
+        *,
+        is_closed: bool = False,
+        tells_reasoning: bool = True,
     ) -> NewParser:
-        """Makes the parser of one choice. schemas, is_closed: see CallScope. max_calls: later are dropped."""
-        scope = CallScope(schemas, is_closed)
+        """Makes the parser of one choice. max_calls: later calls are dropped. The others: see CallScope."""
+        scope = CallScope(schemas, is_closed, tells_reasoning)
 
         def read(cursor: Cursor, pieces: PieceWriter) -> Reading[None]:
             return self.read(cursor, pieces, scope)
@@ -85,6 +94,11 @@ def _read_function_gemma(cursor: Cursor, pieces: PieceWriter, scope: CallScope) 
     return function_gemma.read_function_gemma(cursor, pieces, scope.schemas, scope.marked_names)
 
 
+def _read_harmony(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
+    known = harmony.HarmonyScope(scope.schemas, scope.marked_names, scope.tells_reasoning)
+    return harmony.read_harmony(cursor, pieces, known)
+
+
 def _read_json(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading[None]:
     return read_json_calls(cursor, pieces, scope.schemas)
 
@@ -98,6 +112,15 @@ _MISTRAL_V11_SYNTAX = CallSyntax(
     opening=mistral.OPENING, head=mistral.ARGUMENTS, closing="", between="", has_quoted_name=False
 )
 _FUNCTION_GEMMA_MARKERS = (function_gemma.OPENING, function_gemma.CLOSING, function_gemma.STRING_MARK)
+_HARMONY_SYNTAX = CallSyntax(
+    opening=f"{harmony.CHANNEL}commentary {harmony.RECIPIENT}{harmony.FUNCTIONS}",
+    head=f" {harmony.CONSTRAIN}json{harmony.MESSAGE}",
+    closing="",
+    # Where <|call|> ends a text, as in the published checkpoints, there is one call in each answer.
+    between=f"{harmony.CALL}{harmony.START}assistant",
+    has_quoted_name=False,
+)
+_HARMONY = CallFormat(_read_harmony, harmony.MARKERS, _HARMONY_SYNTAX, _HARMONY_SYNTAX, has_channels=True)
 _FENCED_SYNTAX = replace(JSON_SYNTAX, before="```json\n", after="\n```")
 
 CALL_FORMATS: Mapping[str, CallFormat] = {
@@ -116,6 +139,9 @@ CALL_FORMATS: Mapping[str, CallFormat] = {
     # Its arguments are no JSON, so forced calls are plain JSON objects.
     "functiongemma": CallFormat(_read_function_gemma, _FUNCTION_GEMMA_MARKERS, JSON_SYNTAX, None),
     "json": CallFormat(_read_json, (), JSON_SYNTAX, _FENCED_SYNTAX),
+    "harmony": _HARMONY,
+    "gpt-oss": _HARMONY,
+    "openai": _HARMONY,
 }
 
 REASONING_TAGS: Mapping[str, ThinkTags] = {
@@ -124,9 +150,16 @@ REASONING_TAGS: Mapping[str, ThinkTags] = {
     "deepseek_r1": THINK,
     "mistral": MISTRAL_THINK,
 }
+# Formats that tell reasoning without tags.
+REASONING_CHANNELS: Mapping[str, CallFormat] = {
+    "harmony": _HARMONY,
+    "gpt-oss": _HARMONY,
+    "openai_gptoss": _HARMONY,
+}
 
 # What in a chat template tells the format; the first that is there decides.
 _CALL_SIGNS = (
+    (harmony.CHANNEL, "harmony"),
     (function_gemma.OPENING, "functiongemma"),
     ("[ARGS]", "mistral_v11"),
     ("[TOOL_CALLS]", "mistral"),
@@ -136,7 +169,12 @@ _CALL_SIGNS = (
     ("<|start_header_id|>", "llama3_json"),
     ("<start_of_turn>", "gemma"),
 )
-_REASONING_SIGNS = ((MISTRAL_THINK.opening, "mistral"), (THINK.opening, "think"), (THINK.closing, "think"))
+_REASONING_SIGNS = (
+    (harmony.CHANNEL, "harmony"),
+    (MISTRAL_THINK.opening, "mistral"),
+    (THINK.opening, "think"),
+    (THINK.closing, "think"),
+)
 
 
 def detect_call_format(template: str) -> str:
@@ -145,5 +183,5 @@ def detect_call_format(template: str) -> str:
 
 
 def detect_reasoning(template: str) -> str | None:
-    """Name of the reasoning tags that go with this chat template; None if it knows none."""
+    """Name of the tags or channels for reasoning that go with this chat template; None if it knows none."""
     return next((name for sign, name in _REASONING_SIGNS if sign in template), None)

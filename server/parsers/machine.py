@@ -13,14 +13,16 @@ ReadOutput = Callable[[Cursor, PieceWriter], Reading[None]]
 
 
 class TextMachine:
-    """Mutable; a MessageParser for a format that knows no reasoning."""
-
-    is_reasoning = False
+    """Mutable; a MessageParser."""
 
     def __init__(self, read: ReadOutput, *, max_calls: int | None = None) -> None:
         self._cursor = Cursor()
         self._pieces = PieceWriter(max_calls)
         self._reading = read(self._cursor, self._pieces)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._pieces.is_reasoning
 
     def push(self, text: str) -> list[MessagePiece]:
         self._cursor.push(text)
