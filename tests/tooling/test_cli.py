@@ -60,6 +60,9 @@ FLAGS = """
 --disable-rebuild
 --rebuild-depth exact
 --rebuild-depth 4
+--tool-call-parser hermes
+--tool-call-parser none
+--reasoning-parser qwen3
 --grammar-backend llguidance
 --tp-size 1
 --tensor-parallel-size 1
@@ -72,8 +75,6 @@ UNBUILT = """
 --quantization int8
 --attention-backend flashinfer
 --tp-size 2
---tool-call-parser hermes
---reasoning-parser qwen3
 --grammar-backend xgrammar
 """
 
@@ -100,6 +101,13 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert first.startswith("forkpoint: error: ")
     assert [line.split()[0] for line in rest] in ([], ["hint:"])
     return captured.err
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_an_unknown_parser_is_refused_with_the_list(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    error = refusal(capsys, "serve", "demo", flag, "nonsense")
+    assert "nonsense" in error
+    assert "none" in error and "mistral" in error
 
 
 @pytest.mark.parametrize("flag", FLAGS.strip().splitlines())
