@@ -73,6 +73,11 @@ class WorkerGrammarChecks:
         self._num_waiting = 0
         self._answers: OrderedDict[bytes, str] = OrderedDict()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a grammar is being compiled now, or the process is being started."""
+        return self._turn.locked()
+
     async def require(self, grammar: str, *, param: str) -> None:
         await self._answer(f"?{grammar}", param)
 

@@ -253,24 +253,22 @@ def test_a_bad_schema_is_a_400_and_the_next_request_is_served(
 
 
 def test_a_tool_loop_goes_round_and_its_turns_share_their_prefix(letters: ServedModel) -> None:
-    client = letters.openai.chat.completions
+    create: Any = letters.openai.chat.completions.create
     messages: list[Any] = [
         {"role": "system", "content": "Be brief. " * 20},
         {"role": "user", "content": "Weather in Paris?"},
     ]
-    first = client.create(
+    first = create(
         model=letters.model, messages=messages, tools=TOOLS, tool_choice="required", max_tokens=300, seed=1
-    )  # type: ignore[call-overload]
+    )
     message = first.choices[0].message
     messages.append(message.model_dump(exclude_none=True))
     messages += [
         {"role": "tool", "tool_call_id": call.id, "content": '{"degrees": 21}'} for call in message.tool_calls
     ]
-    second = client.create(model=letters.model, messages=messages, tools=TOOLS, max_tokens=5)  # type: ignore[call-overload]
+    second = create(model=letters.model, messages=messages, tools=TOOLS, max_tokens=5)
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
     # All up to the model's own answer was computed before.
     assert second.usage.prompt_tokens_details.cached_tokens > 0.8 * first.usage.prompt_tokens
-    third = client.create(
-        model=letters.model, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=5
-    )  # type: ignore[call-overload]
+    third = create(model=letters.model, messages=messages, tools=TOOLS, tool_choice="none", max_tokens=5)
     assert third.usage.prompt_tokens == second.usage.prompt_tokens

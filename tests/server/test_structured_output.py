@@ -116,12 +116,13 @@ def test_structured_outputs_bind_the_whole_output(
 
 
 def test_without_a_form_nothing_binds_the_output(world: World) -> None:
-    for body in (
+    bodies: list[dict[str, Any]] = [
         {},
         {"response_format": {"type": "text"}},
         {"response_format": None},
         {"structured_outputs": {}},
-    ):
+    ]
+    for body in bodies:
         assert grammar_of(world, CHAT, **body) is None
 
 

@@ -272,12 +272,13 @@ def test_tokenize_counts_the_tools_too(world: World) -> None:
 def test_the_official_client_reads_calls_from_both_forms() -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
     with serving(FakeEngine(reply=says(text, EOS)), tool_call_parser="hermes") as world:
-        create = world.openai.chat.completions.create
-        answer = create(model=MODEL, messages=HELLO, tools=TOOLS)  # type: ignore[call-overload]
+        create: Any = world.openai.chat.completions.create
+        stream_of: Any = world.openai.chat.completions.stream
+        answer = create(model=MODEL, messages=HELLO, tools=TOOLS)
         (call,) = answer.choices[0].message.tool_calls
         assert (call.type, call.function.name) == ("function", "get_weather")
         assert json.loads(call.function.arguments) == {"city": "Paris"}
-        with world.openai.chat.completions.stream(model=MODEL, messages=HELLO, tools=TOOLS) as stream:  # type: ignore[arg-type]
+        with stream_of(model=MODEL, messages=HELLO, tools=TOOLS) as stream:
             final = stream.get_final_completion()
         (call,) = final.choices[0].message.tool_calls or []
         assert json.loads(call.function.arguments) == {"city": "Paris"}
