@@ -27,6 +27,7 @@ from forkpoint.server.generation_response import GenerationApi, GenerationRespon
 from forkpoint.server.health import health_routes
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.models_api import models_routes
+from forkpoint.server.openapi import openapi_routes
 from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_id import RequestIdMiddleware
 from forkpoint.server.request_metrics import RequestMetrics
@@ -78,7 +79,7 @@ def create_app(
         title="Forkpoint",
         middleware=_middleware(config, running),
         exception_handlers={HTTPException: answer_error, ForkpointError: answer_error},
-        # The request bodies are not FastAPI models, so its schema pages would be empty.
+        # The request bodies are not FastAPI models, so its schema would be empty: see openapi.py.
         openapi_url=None,
         redirect_slashes=False,
     )
@@ -88,6 +89,7 @@ def create_app(
     app.include_router(admin_routes(services, running))
     app.include_router(cache_view_routes(services))
     app.include_router(tokenization_routes(services))
+    app.include_router(openapi_routes())
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
     _add_generation_route(app, "/v1/completions", services, CompletionsApi(services))
     _add_generation_route(app, "/v1/responses", services, ResponsesApi(services))

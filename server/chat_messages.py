@@ -11,7 +11,7 @@ from forkpoint.configs.errors import RequestError
 from forkpoint.server.errors import clip
 from forkpoint.server.fields import Fields, json_type
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Message = dict[str, Any]
 
@@ -66,9 +66,9 @@ def _read_message(value: object, path: str) -> Message:
         raise RequestError(f"{path} must be an object, not {json_type(value)}", param=path)
     fields = Fields(value, f"{path}.")
     role = fields.get("role")
-    if role not in _ROLES:
+    if role not in ROLES:
         shown = clip(repr(role), 60) if isinstance(role, str) else json_type(role)
-        raise fields.error("role", f"is {shown}; it must be one of {', '.join(_ROLES)}")
+        raise fields.error("role", f"is {shown}; it must be one of {', '.join(ROLES)}")
     message: Message = {"role": "system" if role == "developer" else role}
     tool_calls = _read_tool_calls(fields) if role == "assistant" else []
     if tool_calls:

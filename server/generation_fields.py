@@ -26,7 +26,9 @@ MAX_BIAS = 100.0
 MAX_REPETITION_PENALTY = 1e6
 # OpenAI's bound; both APIs have it.
 MAX_LOGPROBS = 20
-_MAX_INT = 2**63 - 1
+MAX_TEMPERATURE = 2.0
+MAX_PENALTY = 2.0  # and -2 at the other end
+MAX_INT = 2**63 - 1
 OPENAI_DEFAULTS = SamplingDefaults()
 
 
@@ -108,24 +110,24 @@ def read_generation_options(
     has_usage, has_continuous_usage = _read_stream_options(fields, is_stream=is_stream)
     stop_token_ids = _read_stop_token_ids(fields, vocab_size)
     ignores_eos = fields.boolean("ignore_eos", default=False)
-    top_k = fields.integer("top_k", low=-1, high=_MAX_INT)
+    top_k = fields.integer("top_k", low=-1, high=MAX_INT)
     top_p = fields.number("top_p", default=defaults.top_p, low=0.0, high=1.0)
     if top_p == 0.0:
         raise fields.error("top_p", "is 0; it must be in (0, 1]")
     seed = fields.integer("seed", low=MIN_SEED, high=MAX_SEED)
     salt = fields.string("cache_salt", max_chars=MAX_SALT_CHARS)
-    max_tokens = fields.integer("max_tokens", low=least_max_tokens, high=_MAX_INT)
-    max_completion_tokens = fields.integer("max_completion_tokens", low=least_max_tokens, high=_MAX_INT)
+    max_tokens = fields.integer("max_tokens", low=least_max_tokens, high=MAX_INT)
+    max_completion_tokens = fields.integer("max_completion_tokens", low=least_max_tokens, high=MAX_INT)
     if max_completion_tokens is not None:
         max_tokens = max_completion_tokens
-    min_tokens = fields.integer("min_tokens", low=0, high=_MAX_INT) or 0
+    min_tokens = fields.integer("min_tokens", low=0, high=MAX_INT) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise fields.error("min_tokens", f"is {min_tokens}, more than max_tokens {max_tokens}")
     return GenerationOptions(
         model=model,
         num_choices=fields.integer("n", low=1, high=MAX_CHOICES) or 1,
         max_tokens=max_tokens,
-        temperature=fields.number("temperature", default=defaults.temperature, low=0.0, high=2.0),
+        temperature=fields.number("temperature", default=defaults.temperature, low=0.0, high=MAX_TEMPERATURE),
         top_p=top_p,
         top_k=defaults.top_k if top_k is None else max(top_k, 0),
         min_p=fields.number("min_p", default=defaults.min_p, low=0.0, high=1.0),
@@ -141,8 +143,8 @@ def read_generation_options(
         includes_stop=fields.boolean("include_stop_str_in_output", default=False),
         skips_special_tokens=fields.boolean("skip_special_tokens", default=True),
         min_tokens=min_tokens,
-        presence_penalty=fields.number("presence_penalty", default=0.0, low=-2.0, high=2.0),
-        frequency_penalty=fields.number("frequency_penalty", default=0.0, low=-2.0, high=2.0),
+        presence_penalty=fields.number("presence_penalty", default=0.0, low=-MAX_PENALTY, high=MAX_PENALTY),
+        frequency_penalty=fields.number("frequency_penalty", default=0.0, low=-MAX_PENALTY, high=MAX_PENALTY),
         repetition_penalty=fields.number(
             "repetition_penalty",
             default=defaults.repetition_penalty,

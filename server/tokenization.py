@@ -25,7 +25,7 @@ from forkpoint.server.tools_chat import read_chat
 from forkpoint.server.watched import raise_on_disconnect, run_watched
 
 # Ids of one /detokenize request: checked one by one, in a worker thread.
-MAX_DETOKENIZED = 1_000_000
+MAX_DETOKENIZED = 500_000
 
 Body = Mapping[str, object]
 

@@ -10,6 +10,7 @@ from support.fake_engine import INFO
 from support.http_server import MODEL, World, error_of, serving
 from support.text_doubles import BOS, EOS, VOCAB_SIZE
 
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 CHAT = [{"role": "system", "content": "short"}, {"role": "user", "content": "an émigré 🦊"}]
 
 
@@ -42,6 +43,8 @@ def test_prompt_gives_its_ids_and_the_context_length(world: World, prefix: str) 
         {"add_special_tokens": True},
         {"add_generation_prompt": False},
         {"add_generation_prompt": False, "continue_final_message": True},
+        {"tools": [TOOL]},
+        {"tools": [TOOL], "tool_choice": "none"},
     ],
 )
 def test_count_of_a_chat_is_the_usage_of_the_same_request(world: World, options: dict[str, Any]) -> None:
