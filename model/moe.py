@@ -75,5 +75,5 @@ class MoeMlp:
                 end = start + count
                 results.index_copy_(0, by_expert[start:end], expert(rows[start:end]))
                 start = end
-        by_row = results.view(len(x), num_chosen, -1)
+        by_row = results.view(len(x), num_chosen, x.shape[1])
         return torch.bmm(weights.to(x.dtype)[:, None], by_row)[:, 0]

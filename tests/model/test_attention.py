@@ -24,14 +24,16 @@ CPU = torch.device("cpu")
 WINDOW = 7
 
 
-def _config(*, num_q_heads: int, num_kv_heads: int, softcap: float | None = None) -> ModelConfig:
-    """One full and one sliding layer; k_dim and v_dim differ."""
+def _config(
+    *, num_q_heads: int, num_kv_heads: int, softcap: float | None = None, v_dim: int = 8
+) -> ModelConfig:
+    """One full and one sliding layer; k_dim is 12."""
     full = LayerSpec(
         window=None,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         k_dim=12,
-        v_dim=8,
+        v_dim=v_dim,
         rope=None,
         attention_scale=0.31,
         mlp_dim=1,
@@ -60,9 +62,11 @@ class _World:
     inputs: ForwardInput
     q: torch.Tensor
 
-    def attend(self, backend: AttentionBackend, layer: int) -> torch.Tensor:
+    def attend(
+        self, backend: AttentionBackend, layer: int, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         backend.plan(self.inputs, self.inputs.tables)
-        return backend.attend(self.q, layer)
+        return backend.attend(self.q, layer, sinks)
 
 
 def _world(
@@ -129,7 +133,9 @@ def _world(
     return _World(config, pools, inputs, q.to(dtype))
 
 
-def _summed_by_hand(world: _World, layer: int, row: int, head: int) -> torch.Tensor:
+def _summed_by_hand(
+    world: _World, layer: int, row: int, head: int, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     """softmax(q k) v as loops over positions, straight from the meaning of the page table. [v_dim]."""
     spec = world.config.layers[layer]
     table = world.inputs.tables[spec.kind]
@@ -150,23 +156,25 @@ def _summed_by_hand(world: _World, layer: int, row: int, head: int) -> torch.Ten
             score = spec.softcap * math.tanh(score / spec.softcap)
         weights.append(math.exp(score))
         values.append(world.pools.layers[layer].values[page, key_position % page_size, kv_head].float())
-    total = sum(weights)
+    total = sum(weights) + (0.0 if sinks is None else math.exp(sinks[head]))
     return torch.stack([w / total * v for w, v in zip(weights, values, strict=True)]).sum(dim=0)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("layer", [0, 1])
-def test_reference_equals_a_sum_over_keys(layer: int, softcap: float | None) -> None:
+def test_reference_equals_a_sum_over_keys(layer: int, has_sinks: bool, softcap: float | None) -> None:
     config = _config(num_q_heads=4, num_kv_heads=2, softcap=softcap)
     world = _world(config, [(0, 9), (20, 1), (11, 3)], page_size=4)
-    result = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
+    result = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer, sinks)
     for row in range(13):
         for head in range(4):
-            expected = _summed_by_hand(world, layer, row, head)
+            expected = _summed_by_hand(world, layer, row, head, sinks)
             torch.testing.assert_close(result[row, head], expected, atol=2e-6, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     spans=st.lists(
         st.tuples(st.integers(0, 150), st.one_of(st.just(1), st.integers(1, 40))), min_size=1, max_size=6
@@ -176,6 +184,8 @@ def test_reference_equals_a_sum_over_keys(layer: int, softcap: float | None) -> 
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
     num_kept_pages=st.integers(0, 2),
     softcap=st.sampled_from([None, 2.0]),
+    v_dim=st.sampled_from([8, 12]),
+    has_sinks=st.booleans(),
 )
 def test_cpu_backend_equals_the_reference(
     spans: list[tuple[int, int]],
@@ -184,14 +194,37 @@ def test_cpu_backend_equals_the_reference(
     heads: tuple[int, int],
     num_kept_pages: int,
     softcap: float | None,
+    v_dim: int,
+    has_sinks: bool,
 ) -> None:
-    config = _config(num_q_heads=heads[0], num_kv_heads=heads[1], softcap=softcap)
+    config = _config(num_q_heads=heads[0], num_kv_heads=heads[1], softcap=softcap, v_dim=v_dim)
     world = _world(config, spans, page_size=page_size, num_kept_pages=num_kept_pages)
+    sinks = torch.linspace(-1.0, 2.0, heads[0]) if has_sinks else None
     for layer in (0, 1):
-        expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
-        result = world.attend(CpuBackend(config, world.pools, tile_rows), layer)
+        expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer, sinks)
+        result = world.attend(CpuBackend(config, world.pools, tile_rows), layer, sinks)
         # Sums of up to 190 terms in float32, in another order.
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend_name", ["torch", "cpu"])
+def test_each_layer_looks_at_its_own_window(backend_name: str) -> None:
+    """Three windows in one kind, whose pages are kept for the largest of them."""
+    config = _config(num_q_heads=2, num_kv_heads=1)
+    full, sliding = config.layers
+    layers = (full, sliding, replace(sliding, window=3), replace(sliding, window=5))
+    config = replace(config, layers=layers)
+    # _world fills the slots of one layer of each kind: the others are copies of it.
+    world = _world(config, [(0, 9), (20, 1), (11, 4)], page_size=4)
+    for other in (2, 3):
+        world.pools.layers[other].keys.copy_(world.pools.layers[1].keys)
+        world.pools.layers[other].values.copy_(world.pools.layers[1].values)
+    backend = make_backend(backend_name, config, world.pools, CPU)
+    for layer in range(4):
+        result = world.attend(backend, layer)
+        for row in range(14):
+            expected = _summed_by_hand(world, layer, row, 1)
+            torch.testing.assert_close(result[row, 1], expected, atol=2e-6, rtol=0)
 
 
 def test_cpu_backend_in_bfloat16_is_close_to_the_reference() -> None:
