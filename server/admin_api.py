@@ -90,12 +90,12 @@ def _server_info(services: Services) -> dict[str, object]:
 def _request_ids(body: Mapping[str, object]) -> list[str]:
     """The ids to abort: `request_id` or SGLang's `rid`, or vLLM's list `request_ids`. Raises RequestError."""
     fields = Fields(body)
-    for name in ("request_id", "rid"):
-        if (single := fields.string(name)) is not None:
-            return [single]
     ids = fields.get("request_ids")
+    singles = [fields.string(name) for name in ("request_id", "rid")]
     if ids is None:
-        raise RequestError("give `request_id`, the x-request-id of a running request", param="request_id")
+        ids = [single for single in singles if single is not None][:1]
+        if not ids:
+            raise RequestError("give `request_id`, the x-request-id of a running request", param="request_id")
     if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
         raise fields.error("request_ids", "must be a list of strings")
     if len(ids) > MAX_ABORTED_IDS:

@@ -95,7 +95,7 @@ def _paths() -> dict[str, Schema]:
     for path, item in paths.items():
         if path not in OPEN_PATHS:
             for operation in (item[method] for method in ("get", "post") if method in item):
-                operation["security"] = [{"key": []}]
+                operation["security"] = [{}, {"key": []}]  # if the server was given keys
                 operation["responses"]["401"] = _error("401")
     return paths
 
