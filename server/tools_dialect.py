@@ -65,16 +65,13 @@ class Dialect:
 
         Raises ConfigError for two that cannot read the same output.
         """
-        calls = detect_call_format(template.source) if tool_call_parser == "auto" else tool_call_parser
-        reasoning = detect_reasoning(template.source) if reasoning_parser == "auto" else reasoning_parser
-        call_format = CALL_FORMATS[calls] if calls != "none" else None
-        reasoning_format = _reasoning_format(reasoning)
+        call_format, reasoning = _formats(template.source, tool_call_parser, reasoning_parser)
         question = [{"role": "user", "content": _PROBE}]
         instructed = [{"role": "system", "content": f"{_PROBE}system"}, *question]
         return cls(
             call_format,
-            reasoning_format,
-            _channels(call_format, reasoning_format),
+            reasoning,
+            _channels(call_format, reasoning),
             template_knows_tools=_rendered(template, question, [_PROBE_TOOL])
             not in (None, _rendered(template, question)),
             template_knows_system=f"{_PROBE}system" in (_rendered(template, instructed) or ""),
@@ -174,10 +171,26 @@ class Dialect:
         return new_parser, frozenset(call_format.markers)
 
 
-def _reasoning_format(name: str | None) -> ThinkTags | CallFormat | None:
-    if name is None or name == "none":
-        return None
-    return REASONING_CHANNELS[name] if name in REASONING_CHANNELS else REASONING_TAGS[name]
+def _formats(
+    source: str, tool_call_parser: str, reasoning_parser: str
+) -> tuple[CallFormat | None, ThinkTags | CallFormat | None]:
+    """The formats of calls and reasoning by their names, or as the template's text tells where one is `auto`.
+
+    Where one of the two is named and has channels, `auto` for the other means the same.
+    """
+    if tool_call_parser == "auto" and reasoning_parser in REASONING_CHANNELS:
+        call_format: CallFormat | None = REASONING_CHANNELS[reasoning_parser]
+    elif tool_call_parser == "none":
+        call_format = None
+    else:
+        name = detect_call_format(source) if tool_call_parser == "auto" else tool_call_parser
+        call_format = CALL_FORMATS[name]
+    if reasoning_parser == "auto" and call_format is not None and call_format.has_channels:
+        return call_format, call_format
+    tags = detect_reasoning(source) if reasoning_parser == "auto" else reasoning_parser
+    if tags is None or tags == "none":
+        return call_format, None
+    return call_format, REASONING_CHANNELS[tags] if tags in REASONING_CHANNELS else REASONING_TAGS[tags]
 
 
 def _channels(call_format: CallFormat | None, reasoning: ThinkTags | CallFormat | None) -> CallFormat | None:
