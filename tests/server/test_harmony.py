@@ -19,7 +19,7 @@ from forkpoint.server.tools_dialect import Dialect
 CHAT = "/v1/chat/completions"
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 NOW = {"type": "function", "function": {"name": "now", "description": "The time"}}
-HARMONY = {"tool_call_parser": "harmony", "reasoning_parser": "harmony"}
+HARMONY: dict[str, Any] = {"tool_call_parser": "harmony", "reasoning_parser": "harmony"}
 QUESTION = {"role": "user", "content": "Weather?"}
 _NEXT = "<|end|><|start|>assistant"
 CALLS = (
@@ -30,7 +30,7 @@ CALLS = (
 ANSWER = f"<|channel|>analysis<|message|>Easy.{_NEXT}<|channel|>final<|message|>It is sunny."
 
 
-def streamed(world: World, **body: Any) -> tuple[dict[str, Any], str]:
+def streamed(world: World, **body: Any) -> tuple[dict[str, Any], str | None]:
     """The message that the deltas of a stream make, and its finish_reason."""
     message: dict[str, Any] = {"reasoning": "", "content": "", "calls": []}
     finish_reason = None
@@ -49,7 +49,7 @@ def streamed(world: World, **body: Any) -> tuple[dict[str, Any], str]:
     return message, finish_reason
 
 
-def whole(world: World, **body: Any) -> tuple[dict[str, Any], str]:
+def whole(world: World, **body: Any) -> tuple[dict[str, Any], str | None]:
     choice = world.chat(messages=[QUESTION], **body)["choices"][0]
     message = choice["message"]
     calls = message.get("tool_calls", [])
@@ -153,8 +153,13 @@ def test_the_template_tells_the_format_and_that_it_knows_tools() -> None:
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_reasoning_of_the_history_reaches_the_template_and_stays_until_an_answer(name: str) -> None:
-    asked = {"role": "assistant", "content": None, name: "Look it up.", "tool_calls": [call("a", "now")]}
-    before = [QUESTION, asked, result("a", "noon")]
+    asked: dict[str, Any] = {
+        "role": "assistant",
+        "content": None,
+        name: "Look it up.",
+        "tool_calls": [call("a", "now")],
+    }
+    before: list[dict[str, Any]] = [QUESTION, asked, result("a", "noon")]
     thought = "<|start|>assistant<|channel|>analysis<|message|>Look it up.<|end|>"
     assert thought in rendered(before)
     assert thought not in rendered([*before, {"role": "assistant", "content": "Noon."}, QUESTION])
@@ -169,7 +174,7 @@ def test_content_beside_reasoning_and_a_call_goes_behind_the_reasoning() -> None
 
 
 def test_every_call_of_a_message_stands_before_its_own_result() -> None:
-    asked = {"role": "assistant", "reasoning_content": "Both.", "content": None}
+    asked: dict[str, Any] = {"role": "assistant", "reasoning_content": "Both.", "content": None}
     asked["tool_calls"] = [call("a", "now"), call("b", "get_weather", city="Rome")]
     text = rendered([QUESTION, asked, result("b", "sun"), result("a", "noon"), result("x", "lost"), QUESTION])
     parts = [
