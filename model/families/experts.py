@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forkpoint.configs.errors import ModelLoadError
 from forkpoint.model.config import ClampedSwiglu, ModelConfig, MoeSpec
 from forkpoint.model.families.family import describe, layer, layer_windows, rope, same_window
 
@@ -91,6 +92,7 @@ def read_mimo_v2_flash(family: str, hf: Any, eos: tuple[int, ...]) -> ModelConfi
 
     The hub's window of 128 leaves the query out; transformers adds it, so W is 129.
     """
+    _check_mimo_pattern(hf)
     moe = MoeSpec(
         num_experts=hf.n_routed_experts,
         experts_per_token=hf.num_experts_per_tok,
@@ -119,6 +121,19 @@ def read_mimo_v2_flash(family: str, hf: Any, eos: tuple[int, ...]) -> ModelConfi
         )
     ]
     return describe(family, hf, layers, eos)
+
+
+def _check_mimo_pattern(hf: Any) -> None:
+    # transformers does not read the hub's spelling of these, but takes what the one released model has.
+    pattern = getattr(hf, "hybrid_layer_pattern", None)
+    if pattern and [bool(is_sliding) for is_sliding in pattern] != [w is not None for w in layer_windows(hf)]:
+        raise ModelLoadError("hybrid_layer_pattern differs from layer_types, which transformers goes by")
+    num_kv_heads = getattr(hf, "swa_num_key_value_heads", None)
+    if num_kv_heads not in (None, 2 * hf.num_key_value_heads):
+        raise ModelLoadError(
+            f"swa_num_key_value_heads is {num_kv_heads}; only twice the {hf.num_key_value_heads} of full "
+            "layers is known"
+        )
 
 
 def _softmax_experts(hf: Any) -> MoeSpec:

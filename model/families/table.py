@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from forkpoint.configs.errors import ModelLoadError
@@ -56,9 +55,9 @@ def _read_text_part(text_family: str) -> Any:
             raise ModelLoadError(
                 f"the text part of this {hf.model_type} is a {found!r}; supported there: {text_family}"
             )
-        config = _TEXT_FAMILIES[text_family].read(family, hf.text_config, eos)
-        # transformers looks at the outer configuration for this one field.
-        return replace(config, is_tied=hf.tie_word_embeddings)
+        # tie_word_embeddings too is the text part's: the outer one defaults to true, even for Mistral
+        # Small 3.1, whose checkpoint has a head of its own.
+        return _TEXT_FAMILIES[text_family].read(family, hf.text_config, eos)
 
     return read
 
