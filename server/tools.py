@@ -28,6 +28,12 @@ class Function:
     index: int
     parameters: Mapping[str, Any]
 
+    @property
+    def parameter_schemas(self) -> Mapping[str, Any]:
+        """Those that the schema names; their values are as the client sent them."""
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, dict) else {}
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:

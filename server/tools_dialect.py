@@ -77,6 +77,11 @@ class Dialect:
             template_knows_system=f"{_PROBE}system" in (_rendered(template, instructed) or ""),
         )
 
+    @property
+    def end_markers(self) -> tuple[str, ...]:
+        """Special tokens after which nothing follows in an answer."""
+        return self.channels.end_markers if self.channels is not None else ()
+
     def prepared(
         self, messages: Sequence[Message], rendering: Rendering, tools: Tools | None
     ) -> tuple[Sequence[Message], Rendering]:
@@ -161,7 +166,7 @@ class Dialect:
                 {}, is_closed=True, tells_reasoning=self.reasoning is not None
             )
             return new_parser, frozenset(self.channels.markers)
-        schemas = {function.name: function.parameters.get("properties") or {} for function in tools.callable}
+        schemas = {function.name: function.parameter_schemas for function in tools.callable}
         new_parser = call_format.new_parser(
             schemas,
             tools.max_calls,

@@ -27,7 +27,7 @@ def calls_rule(
     def text(part: str) -> str:
         return marked_text(part, markers, special_id)
 
-    max_calls = min(tools.max_calls or MAX_FORCED_CALLS, MAX_FORCED_CALLS)
+    max_calls = 1 if syntax.is_single else min(tools.max_calls or MAX_FORCED_CALLS, MAX_FORCED_CALLS)
     more = f"({text(syntax.between)} call){{0,{max_calls - 1}}}" if max_calls > 1 else ""
     rules = [f"calls: {text(syntax.before)} call {more} {text(syntax.after)}"]
     rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools.callable))))

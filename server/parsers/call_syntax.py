@@ -11,7 +11,7 @@ class CallSyntax:
     """Text around the arguments, which are JSON. before, after: of all calls. between: two of them.
 
     opening: before the name; head: from the name to the arguments; closing: after them.
-    has_quoted_name: the name is a JSON string.
+    has_quoted_name: the name is a JSON string. is_single: the family's template knows one call in a message.
     """
 
     before: str = ""
@@ -21,6 +21,7 @@ class CallSyntax:
     between: str = "\n"
     after: str = ""
     has_quoted_name: bool = True
+    is_single: bool = False
 
     def start_of(self, name: str) -> str:
         """All of one call that comes before its arguments."""

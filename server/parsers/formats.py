@@ -44,7 +44,8 @@ class CallFormat:
 
     markers: special tokens in some tokenizers, whose text the reading must see. syntax: how calls are written
     where they are forced; marked_syntax: where the answer may also be other JSON, or None. `read` reads both.
-    has_channels: all of an output is in this format, reasoning and answers too.
+    has_channels: all of an output is in this format, reasoning and answers too. end_markers: special tokens
+    after which a model waits for others; older files of gpt-oss do not name them all.
     """
 
     read: ReadCalls
@@ -52,6 +53,7 @@ class CallFormat:
     syntax: CallSyntax
     marked_syntax: CallSyntax | None
     has_channels: bool = False
+    end_markers: tuple[str, ...] = ()
 
     def new_parser(
         self,
@@ -105,7 +107,7 @@ def _read_json(cursor: Cursor, pieces: PieceWriter, scope: CallScope) -> Reading
 
 _HERMES_SYNTAX = CallSyntax(opening=f'{hermes.OPENING}\n{{"name": ', closing=f"}}\n{hermes.CLOSING}")
 _HERMES_MARKERS = (hermes.OPENING, hermes.CLOSING)
-_LLAMA3_SYNTAX = CallSyntax(head=', "parameters": ', between="; ")
+_LLAMA3_SYNTAX = CallSyntax(head=', "parameters": ', between="; ", is_single=True)
 _MISTRAL_MARKERS = (mistral.OPENING, mistral.CALL_ID, mistral.ARGUMENTS)
 _MISTRAL_SYNTAX = CallSyntax(before=f"{mistral.OPENING}[", between=", ", after="]")
 _MISTRAL_V11_SYNTAX = CallSyntax(
@@ -120,7 +122,14 @@ _HARMONY_SYNTAX = CallSyntax(
     between=f"{harmony.CALL}{harmony.START}assistant",
     has_quoted_name=False,
 )
-_HARMONY = CallFormat(_read_harmony, harmony.MARKERS, _HARMONY_SYNTAX, _HARMONY_SYNTAX, has_channels=True)
+_HARMONY = CallFormat(
+    _read_harmony,
+    harmony.MARKERS,
+    _HARMONY_SYNTAX,
+    _HARMONY_SYNTAX,
+    has_channels=True,
+    end_markers=(harmony.CALL, harmony.RETURN),
+)
 _FENCED_SYNTAX = replace(JSON_SYNTAX, before="```json\n", after="\n```")
 
 CALL_FORMATS: Mapping[str, CallFormat] = {

@@ -141,11 +141,13 @@ def test_allowed_tools_leave_the_prompt_as_it_is_and_calls_of_others_are_text() 
 @pytest.mark.parametrize("parser", CALL_FORMATS)
 def test_a_forced_choice_gives_the_engine_a_grammar_of_the_familys_form(parser: str) -> None:
     with serving(FakeEngine(reply=says("x", EOS)), tool_call_parser=parser) as world:
-        for choice, count in (("required", "{0,15}"), (NAMED, None)):
+        for choice in ("required", NAMED):
             world.chat(tools=TOOLS, tool_choice=choice)
             grammar = world.engine.submits[-1].params.grammar
             assert grammar is not None and "now" in grammar
-            assert (count is None) != ("{0,15}" in grammar)
+            # Llama's own template refuses a history with several calls in one message.
+            is_single = choice == NAMED or CALL_FORMATS[parser].syntax.is_single
+            assert is_single != ("{0,15}" in grammar)
             assert ("get_weather" in grammar) == (choice == "required")
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
         world.chat(tools=TOOLS, tool_choice=allowed)
@@ -153,6 +155,36 @@ def test_a_forced_choice_gives_the_engine_a_grammar_of_the_familys_form(parser: 
         assert grammar is not None and "get_weather" not in grammar
         world.chat(tools=TOOLS, tool_choice="auto")
         assert world.engine.submits[-1].params.grammar is None
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [
+        {"json": {"type": "object"}},
+        {"regex": "a/b|c"},
+        {"choice": ["a", '"b"']},
+        {"grammar": 'start: call\ncall: "a" calls\ncalls: "b"'},
+        {"grammar": 'root ::= "a" | "b"'},
+    ],
+)
+@pytest.mark.parametrize("tool_body", [{}, {"tools": TOOLS}])
+def test_every_form_goes_with_reasoning_and_tools(
+    structured: dict[str, Any], tool_body: dict[str, Any]
+) -> None:
+    engine = FakeEngine(reply=says("x", EOS))
+    with serving(engine, reasoning_parser="think", tool_call_parser="hermes") as world:
+        world.chat(structured_outputs=structured, **tool_body)
+        grammar = world.engine.submits[-1].params.grammar
+    assert grammar is not None and ("get_weather" in grammar) == bool(tool_body)
+
+
+@pytest.mark.parametrize("parser", CALL_FORMATS)
+def test_schemas_that_nobody_enforces_may_be_strange(parser: str) -> None:
+    text = "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"
+    with serving(FakeEngine(reply=says(text, EOS)), tool_call_parser=parser) as world:
+        strange: list[Any] = [[], "x", {"a": "string"}, {"a": {"type": ["string", "null"]}}, None]
+        for properties in strange:
+            world.chat(tools=[tool("f", {"type": "object", "properties": properties})])
 
 
 @pytest.mark.parametrize("parser", CALL_FORMATS)
