@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from forkpoint.model.config import ModelConfig
+from forkpoint.configs.errors import ModelLoadError
+from forkpoint.model.config import ModelConfig, MoeSpec
 from forkpoint.model.families.family import describe, layer, layer_windows, rope, same_window
 
 Eos = tuple[int, ...]
@@ -91,6 +92,24 @@ def read_granite_swa(family: str, hf: Any, eos: Eos) -> ModelConfig:
     return replace(config, layers=layers)
 
 
+def read_granitemoe_swa(family: str, hf: Any, eos: Eos) -> ModelConfig:
+    """Granite SWA with experts; those that all rows share are not read."""
+    if hf.shared_intermediate_size:
+        raise ModelLoadError(
+            f"shared_intermediate_size is {hf.shared_intermediate_size}; experts that all rows share are not "
+            "supported"
+        )
+    moe = MoeSpec(
+        num_experts=hf.num_local_experts,
+        experts_per_token=hf.num_experts_per_tok,
+        expert_dim=hf.intermediate_size,
+        scoring="softmax_of_chosen",
+        is_renormalised=False,
+    )
+    config = read_granite_swa(family, hf, eos)
+    return replace(config, layers=tuple(replace(spec, moe=moe) for spec in config.layers))
+
+
 def _granite(family: str, hf: Any, eos: Eos, windows: list[int | None], *, has_sinks: bool) -> ModelConfig:
     layers = [
         layer(
@@ -100,7 +119,7 @@ def _granite(family: str, hf: Any, eos: Eos, windows: list[int | None], *, has_s
             attention_scale=hf.attention_multiplier,
             has_qkv_bias=hf.attention_bias,
             has_o_bias=hf.attention_bias,
-            has_mlp_bias=hf.mlp_bias,
+            has_mlp_bias=getattr(hf, "mlp_bias", False),
             has_sinks=has_sinks,
         )
         for window in windows

@@ -61,6 +61,12 @@ MIXTRAL = COMMON | {
     "layers.{i}.experts.{e}.up": f"{_LAYER}.block_sparse_moe.experts.{{e}}.w3.weight",
     "layers.{i}.experts.{e}.down": f"{_LAYER}.block_sparse_moe.experts.{{e}}.w2.weight",
 }
+# All experts in one tensor [E, out, in].
+GRANITE_MOE = COMMON | {
+    "layers.{i}.router": f"{_LAYER}.block_sparse_moe.router.weight",
+    "layers.{i}.experts_gate_up": f"{_LAYER}.block_sparse_moe.experts.gate_up_proj",
+    "layers.{i}.experts_down": f"{_LAYER}.block_sparse_moe.experts.down_proj",
+}
 # All experts in one tensor [E, in, out]; rows of gate and up take turns. Also stored as MXFP4, under these
 # names with `_blocks` and `_scales`.
 GPT_OSS = COMMON | {

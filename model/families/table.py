@@ -26,6 +26,7 @@ _TEXT_FAMILIES: Mapping[str, Family] = {
     "gpt_oss": Family(experts.read_gpt_oss, names.GPT_OSS),
     "granite": Family(llama.read_granite, names.COMMON),
     "granite_swa": Family(llama.read_granite_swa, names.COMMON),
+    "granitemoe_swa": Family(llama.read_granitemoe_swa, names.GRANITE_MOE),
     "llama": Family(llama.read_llama, names.COMMON, ignored=_ROPE_TABLE),
     "mellum": Family(experts.read_mellum, names.EXPERTS, ignored=_MTP),
     "mimo_v2_flash": Family(experts.read_mimo_v2_flash, names.MIMO, ignored=_MTP),

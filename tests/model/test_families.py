@@ -30,8 +30,8 @@ from forkpoint.model.families import FAMILIES
 from forkpoint.model.load import load_model
 
 HYBRIDS = (
-    "cohere2", "cwm", "exaone4", "gemma2", "gpt_oss", "granite_swa", "mellum", "mimo_v2_flash", "ministral",
-    "olmo3", "qwen2", "smollm3", "vaultgemma",
+    "cohere2", "cwm", "exaone4", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "mellum",
+    "mimo_v2_flash", "ministral", "olmo3", "qwen2", "smollm3", "vaultgemma",
 )  # fmt: skip
 ALL_SLIDING = ("mistral", "mixtral", "phi3", "qwen3_all_sliding")
 # Frequencies that depend on the length of the prompt in transformers, and on that of the context here.
@@ -147,6 +147,14 @@ def test_other_text_part_of_a_multimodal_model_is_refused(checkpoints: Checkpoin
     config.text_config = AutoConfig.for_model("ministral3")
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="text part of this mistral3 is a 'ministral3'"):
+        load_config(tmp_path)
+
+
+def test_experts_that_all_rows_share_are_refused(tmp_path: Path) -> None:
+    config = CONFIGS["granitemoe_swa"]()
+    config.shared_intermediate_size = 64
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="shared_intermediate_size is 64"):
         load_config(tmp_path)
 
 

@@ -17,8 +17,8 @@ LOGITS_TOLERANCE = 1e-4
 KV_TOLERANCE = 2e-5
 MAX_TOKENS = 3
 FAMILIES = (
-    "cohere2", "cwm", "exaone4", "gemma2", "gpt_oss", "granite_swa", "mellum", "mimo_v2_flash", "ministral",
-    "mistral", "mixtral", "olmo3", "phi3", "qwen2", "smollm3", "vaultgemma",
+    "cohere2", "cwm", "exaone4", "gemma2", "gpt_oss", "granite_swa", "granitemoe_swa", "mellum",
+    "mimo_v2_flash", "ministral", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "smollm3", "vaultgemma",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from transformers import (
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeSWAConfig,
     GraniteSWAConfig,
     LlamaConfig,
     MellumConfig,
@@ -343,6 +344,17 @@ def granite_swa_config() -> PreTrainedConfig:
     )
 
 
+def granitemoe_swa_config() -> PreTrainedConfig:
+    return GraniteMoeSWAConfig(
+        **_BIASED,
+        **_MULTIPLIERS,
+        **_pattern("FSSF"),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        layer_rope_theta=[1e3, 1e4, 500.0, 0],
+    )
+
+
 def gpt_oss_config() -> PreTrainedConfig:
     """Sinks, biases everywhere, yarn without truncation, a limit that clamps."""
     return GptOssConfig(
@@ -429,6 +441,7 @@ CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "gpt_oss": gpt_oss_config,
     "granite": granite_config,
     "granite_swa": granite_swa_config,
+    "granitemoe_swa": granitemoe_swa_config,
     "llama": llama_config,
     "mellum": mellum_config,
     "mimo_v2_flash": mimo_v2_flash_config,
