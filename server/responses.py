@@ -49,7 +49,7 @@ class ResponsesApi:
         options = read_generation_options(
             as_chat_body(body),
             served_names=services.config.served_model_names,
-            eos_token_ids=services.tokenizer.eos_token_ids,
+            eos_token_ids=services.chat_end_token_ids,
             vocab_size=limits.info.vocab_size,
             defaults=services.config.sampling_defaults,
         )

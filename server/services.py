@@ -55,5 +55,12 @@ class Services:
         return info
 
     @property
+    def chat_end_token_ids(self) -> frozenset[int]:
+        """What ends an answer in a chat: what the model's files name, and what its format ends with."""
+        markers = self.dialect.end_markers if self.dialect is not None else ()
+        ids = {self.tokenizer.special_token_id(marker) for marker in markers}
+        return self.tokenizer.eos_token_ids | {token_id for token_id in ids if token_id is not None}
+
+    @property
     def limits(self) -> Limits:
         return Limits(self.engine_info)

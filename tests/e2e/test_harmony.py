@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from support.harmony import END, save_tiny_gpt_oss
+from support.harmony import CALL, END, save_tiny_gpt_oss
 from support.served import ServedModel, serve_ready
 
 from forkpoint.server.parsers.harmony import MARKERS
@@ -130,8 +130,19 @@ def test_with_tools_and_a_form_each_choice_is_one_or_the_other(
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_free_output_shows_no_marker(served: ServedModel, temperature: float) -> None:
-    both_ways(served, temperature=temperature, max_tokens=150)
-    both_ways(served, temperature=temperature, max_tokens=150, tools=TOOLS)
+    both_ways(served, temperature=temperature, max_tokens=60)
+    both_ways(served, temperature=temperature, max_tokens=60, tools=TOOLS)
+
+
+def test_the_end_of_a_call_ends_the_answer(served: ServedModel) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 9,
+        "temperature": 0,
+    }
+    answer = served.openai.chat.completions.create(model=served.model, logit_bias={str(CALL): 100}, **body)
+    assert answer.usage is not None and answer.usage.completion_tokens == 1
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("", "stop")
 
 
 def test_an_answer_is_continued_in_its_own_message(served: ServedModel) -> None:

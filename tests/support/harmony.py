@@ -66,7 +66,7 @@ def harmony_tokenizer() -> tokenizers.Tokenizer:
 
 
 def save_tiny_gpt_oss(directory: Path) -> Path:
-    """Save a random gpt-oss of five layers. As on the hub, generation_config.json names what ends a text."""
+    """Save a random gpt-oss of five layers. As in early files on the hub, none names <|call|>."""
     config = gpt_oss_config()
     config.max_position_embeddings = 4096
     config.eos_token_id = RETURN
@@ -77,6 +77,6 @@ def save_tiny_gpt_oss(directory: Path) -> Path:
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "<|return|>"}), encoding="utf-8"
     )
-    ending = {"eos_token_id": [RETURN, END_OF_TEXT, CALL], "pad_token_id": PAD}
+    ending = {"eos_token_id": [RETURN, END_OF_TEXT], "pad_token_id": PAD}
     (directory / "generation_config.json").write_text(json.dumps(ending), encoding="utf-8")
     return directory
