@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from support.fake_engine import FakeEngine, says
+from support.grammar_checks import byte_compiler
 from support.harmony import harmony_template
 from support.http_server import World, events_of, serving
-from support.text_doubles import EOS
+from support.text_doubles import EOS, VOCAB_SIZE
 
 from forkpoint.configs.errors import ConfigError
+from forkpoint.server.message_pieces import ContentPiece, MessagePiece, ReasoningPiece, joined
+from forkpoint.server.parsers.harmony import ANALYSIS_OPENING as ANALYSIS
+from forkpoint.server.parsers.harmony import FINAL_OPENING as FINAL
 from forkpoint.server.parsers.harmony import MARKERS
 from forkpoint.server.rendering import Rendering
+from forkpoint.server.structured import Structure
+from forkpoint.server.structured_rules import OutputRule
 from forkpoint.server.tools import read_tools
 from forkpoint.server.tools_dialect import Dialect
 
@@ -194,6 +201,67 @@ def test_every_call_of_a_message_stands_before_its_own_result() -> None:
 def test_tools_without_a_description_reach_the_template() -> None:
     text = rendered([QUESTION], tools=[WEATHER, NOW])
     assert "// \ntype get_weather" in text and "// The time\ntype now" in text
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "continued", "output", "pieces"),
+    [
+        (
+            "<|end|><|start|>assistant",
+            "",
+            f"{ANALYSIS}a{_NEXT}{FINAL}b",
+            (ReasoningPiece("a"), ContentPiece("b")),
+        ),
+        (f"<|start|>assistant{ANALYSIS}", "", f"a{_NEXT}{FINAL}b", (ReasoningPiece("a"), ContentPiece("b"))),
+        (f"<|start|>assistant{ANALYSIS}a", "", f"b{_NEXT}{FINAL}c", (ReasoningPiece("b"), ContentPiece("c"))),
+        (f"<|start|>assistant{FINAL}", "", "a", (ContentPiece("a"),)),
+        ("long before", "long before", " to=functions.now", (ContentPiece(" to=functions.now"),)),
+        (f"<|start|>assistant{ANALYSIS}a<|end|>", "", f"<|start|>assistant{FINAL}b", (ContentPiece("b"),)),
+    ],
+)
+def test_a_message_that_the_prompt_began_is_read_on(
+    prompt_end: str, continued: str, output: str, pieces: tuple[MessagePiece, ...]
+) -> None:
+    plan = dialect().plan(None, None, lambda marker: None, prompt_end=prompt_end, continued=continued)
+    assert plan.new_parser is not None
+    parser = plan.new_parser()
+    assert joined([*parser.push(output), *parser.finish()]) == pieces
+    assert plan.shown_special_tokens == set(MARKERS)
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "allowed", "refused"),
+    [
+        (
+            "<|start|>assistant",
+            (f"{FINAL}ab", f"{ANALYSIS}why<|end|><|start|>assistant{FINAL}ab"),
+            ("ab", ANALYSIS),
+        ),
+        (f"<|start|>assistant{ANALYSIS}", (f"why<|end|><|start|>assistant{FINAL}ab",), (f"{FINAL}ab", "ab")),
+        (f"<|start|>assistant{FINAL}", ("ab",), (f"{FINAL}ab",)),
+    ],
+)
+def test_a_form_binds_the_final_message_wherever_the_prompt_ends(
+    prompt_end: str, allowed: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    structure = Structure(OutputRule('"ab"'), "structured_outputs.regex")
+    plan = dialect().plan(None, structure, lambda marker: None, prompt_end=prompt_end)
+    assert plan.rule is not None
+    grammar = plan.rule.text
+    assert all(accepts(grammar, text) for text in allowed)
+    assert not any(accepts(grammar, text) for text in refused)
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = byte_compiler().matcher(grammar)
+    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    for token in [*text.encode(), EOS]:
+        matcher.fill_mask(mask)
+        if not mask[token // 32] >> (token % 32) & 1:
+            return False
+        if token != EOS:
+            matcher.accept(token)
+    return True
 
 
 def test_one_of_the_two_parsers_can_be_off_and_neither_can_be_another() -> None:
