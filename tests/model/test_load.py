@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support.tiny_checkpoints import save_tiny_checkpoint
 from transformers import LlamaConfig
@@ -220,6 +223,23 @@ def test_garbage_for_a_header_names_the_file(checkpoints: Checkpoints, tmp_path:
     (copy / "model.safetensors").write_bytes(header)
     with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read"):
         load_model(copy)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_in_a_header_is_an_error_of_loading_or_harmless(
+    checkpoints: Checkpoints, tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray((checkpoints["qwen3"] / "model.safetensors").read_bytes())
+    header_bytes = 8 + int.from_bytes(content[:8], "little")
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, header_bytes - 1))] = data.draw(st.integers(0, 255))
+    shutil.copy(checkpoints["qwen3"] / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    try:
+        load_model(tmp_path, dtype="float32", device="cpu")
+    except ModelLoadError as error:
+        assert re.search(r"tensor|model\.safetensors", str(error))
 
 
 def test_pointer_of_git_lfs_is_told_from_a_damaged_file(checkpoints: Checkpoints, tmp_path: Path) -> None:
