@@ -49,6 +49,8 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
         progress=lambda done, total: progress(LoadProgress("loading weights", done, total)),
     )
     limits = _limits(config, model)
+    # Some ropes depend on how long a sequence may get here (LongRopeScaling).
+    model = replace(model, config=replace(model.config, context_length=limits.context_length))
     progress(LoadProgress("warming up", 0, 1))
     kinds = model.config.kinds
     capacity: dict[Kind, int] = {"full": limits.full_pages, "swa": limits.swa_pages}
