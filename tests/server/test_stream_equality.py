@@ -13,7 +13,7 @@ from support.http_server import World, events_of, serving
 from support.text_doubles import EOS, SPECIAL
 
 # Whole characters of one to four bytes, marks that combine, joiners, and bytes that belong to no character.
-PIECES = [
+PIECES: list[str | bytes] = [
     "a", "b", "ab", " ", "\n", '"', "\\", "\x00", "é", "e\u0301", "漢", "字", "🦊",
     "👩\u200d👧", "\u200d", "\ufffd",
     b"\xff", b"\xe6\xbc", b"\xf0\x9f", b"\x80", b"\xc3",
