@@ -41,9 +41,11 @@ TOOLS = {
     "guidellm": Tool(
         "guidellm==0.8.1",
         lambda bin_dir, url, model, model_dir: [
-            f"{bin_dir}/guidellm", "benchmark", "--target", url, "--model", model, "--processor", model_dir,
-            "--profile", "concurrent", "--rate", "4", "--max-requests", "20",
-            "--data", "prompt_tokens=64,output_tokens=16",
+            f"{bin_dir}/guidellm", "run", "--disable-progress",
+            "--backend", f"kind=openai_http,target={url},model={model}",
+            "--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=20",
+            "--tokenizer", f"kind=hf_auto,model={model_dir}",
+            "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
         ],
     ),
     "aiperf": Tool(
