@@ -215,9 +215,13 @@ def test_revision_is_a_model_of_its_own(
 ) -> None:
     other = shutil.copytree(model_dir, tmp_path / "other")
     (other / "generation_config.json").write_text('{"eos_token_id": 77}')
+    shard = _shards(model_dir)[0]
+    (other / shard).write_bytes(b"other weights")
     hub.repos["org/tiny"] = Repo({"main": model_dir, "v2": other})
     main, second = fetch("org/tiny")["directory"], fetch("org/tiny@v2")["directory"]
     assert main != second
+    assert (Path(main) / shard).read_bytes() == (model_dir / shard).read_bytes()
+    assert (Path(second) / shard).read_bytes() == b"other weights"
     assert json.loads((Path(second) / "generation_config.json").read_text()) == {"eos_token_id": 77}
     by_commit = fetch(f"org/tiny@{Path(second).name}")["directory"]
     assert by_commit == second
