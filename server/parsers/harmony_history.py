@@ -1,4 +1,4 @@
-"""Chats in the form that gpt-oss' chat template reads, which knows other names and one call per message."""
+"""Chats in the form that gpt-oss' chat template reads, which knows one call per message."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 Message = dict[str, Any]
 
-# The template's name for what an assistant's message has as reasoning_content or reasoning, which stay there
-# for templates of derived models.
+# The template's name for reasoning. transformers fills it in from the other names when it renders,
+# and leaves it alone where it is there already.
 THINKING = "thinking"
 
 
 def as_harmony_messages(messages: Sequence[Message]) -> list[Message]:
-    """New messages: reasoning under the template's name, and each call in a message with its result behind.
+    """New messages: each call in a message of its own with its result behind, no content beside reasoning.
 
     The template keeps or drops the reasoning itself. It shows the first call of a message alone, takes every
     result for one of the call before it, and refuses content beside reasoning and a call: such content, which
@@ -22,7 +22,7 @@ def as_harmony_messages(messages: Sequence[Message]) -> list[Message]:
     result: list[Message] = []
     at = 0
     while at < len(messages):
-        message = _with_thinking(messages[at])
+        message = _without_content_beside_reasoning(messages[at])
         at += 1
         calls = message.get("tool_calls") or []
         if len(calls) < 2:
@@ -41,14 +41,16 @@ def as_harmony_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, A
     return tuple({**tool, "function": {"description": "", **tool["function"]}} for tool in tools)
 
 
-def _with_thinking(message: Message) -> Message:
+def _without_content_beside_reasoning(message: Message) -> Message:
     thinking = message.get("reasoning_content") or message.get("reasoning")
-    if message["role"] != "assistant" or not thinking:
+    if not thinking:
         return message
     content = message.get("content")
-    if content and message.get("tool_calls"):
-        return {**message, "content": None, THINKING: f"{thinking}\n{_text(content)}"}
-    return {**message, THINKING: thinking}
+    if not content or not message.get("tool_calls"):
+        return message
+    reasoning = f"{thinking}\n{_text(content)}"
+    kept = {key: value for key, value in message.items() if key not in ("reasoning_content", "reasoning")}
+    return {**kept, "content": None, THINKING: reasoning}
 
 
 def _one_by_one(
