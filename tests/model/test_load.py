@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from support.tiny_checkpoints import save_tiny_checkpoint
+from support.tiny_checkpoints import CONFIGS, save_tiny_checkpoint
 from transformers import LlamaConfig
 
 from forkpoint.configs.errors import ConfigError, ModelLoadError
@@ -396,7 +396,7 @@ def test_progress_counts_every_tensor_once(checkpoints: Checkpoints) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llama"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_dummy_weights_need_no_files_and_are_the_same_each_time(
     checkpoints: Checkpoints, tmp_path: Path, name: str
 ) -> None:
