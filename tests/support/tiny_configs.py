@@ -54,7 +54,6 @@ _SIZES: Mapping[str, Any] = {
     "eos_token_id": 1,
 }
 _BIASED: Mapping[str, Any] = {**_SIZES, "attention_bias": True}
-# gpt-oss has experts of this width; others of any.
 _EXPERTS: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 
