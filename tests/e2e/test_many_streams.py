@@ -31,7 +31,8 @@ HEALTH_LIMIT_S = 0.1
 # A storm may be told from a leak only by its growth: one that keeps what its 200 requests hold (buffers of
 # 64 KiB and more, tokens, frames) would grow by more each time.
 MAX_GROWTH_BYTES = 16 * 2**20
-FLAGS = ("--page-size", "4", "--max-total-tokens", "16000", "--swa-total-tokens", "8000")
+POOLS = ("--page-size", "4", "--max-total-tokens", "16000", "--swa-total-tokens", "8000")
+FLAGS = (*POOLS, "--max-running-requests", "64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ def test_dead_engine_ends_all_streams_at_once_and_serves_again(
     letters_dir: Path, expected: list[Expected]
 ) -> None:
     # Room for all streams at once, so that none waits for the end of another.
-    with serve_ready(letters_dir, "--max-total-tokens", "100000", "--swa-total-tokens", "20000") as served:
+    pools = ("--max-total-tokens", "100000", "--swa-total-tokens", "20000")
+    with serve_ready(letters_dir, *pools, "--max-running-requests", "64") as served:
         asyncio.run(_kill_engine_below(served))
         refusal = served.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
         assert error_of(refusal, 503)["code"] == "service_unavailable"
