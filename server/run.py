@@ -115,8 +115,8 @@ async def _watch_engine(
     """Start it; ends only by raising what wait_ready raises, or EngineDied if the engine gave up for good."""
     await engine.start()
     info = await engine.wait_ready()
-    # What was imported stays, and a full collection would look at all of it: 0.1 to 0.4 s without an answer to
-    # anybody (November 2026).
+    # What was imported stays, and a full collection would look at all of it: 0.1 to 0.4 s without an answer
+    # to anybody (November 2026).
     gc.collect()
     gc.freeze()
     _log.info("ready", **report_fields(info))
