@@ -176,6 +176,21 @@ def test_page_larger_than_window() -> None:
     assert hit(world, [*range(16), 99]) == (16, 16, None)
 
 
+@pytest.mark.parametrize("chunk", [3, 1000])
+@pytest.mark.parametrize(("page_size", "window"), [(8, 4), (8, 9), (16, 2), (32, 4), (32, 33)])
+def test_every_prompt_resumes_at_its_last_page_edge_even_when_pages_exceed_the_window(
+    page_size: int, window: int, chunk: int
+) -> None:
+    """C9 where no margin helps: a frontier that is rounded up to the last page edge would leave nothing."""
+    for length in range(page_size + 1, 3 * page_size + 2):
+        world = make_world(page_size, window, full=10, swa=10)
+        prompt = list(range(length))
+        finish_prompt(world, prompt, chunk=chunk)
+        edge = (length - 1) // page_size * page_size
+        assert hit(world, [*prompt[:-1], 777]) == (edge, edge, None)
+        assert hit(world, [*prompt[:edge], 777, 778]) == (edge, edge, None)
+
+
 def test_decode_holds_a_bounded_window() -> None:
     world = make_world(page_size=4, window=32)
     finish_prompt(world, list(range(300)), decode=500)

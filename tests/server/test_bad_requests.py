@@ -54,6 +54,7 @@ def _lives_on_untouched(world: World) -> Iterator[None]:
         b'{"prompt": "a", "temperature": Infinity}',
         b'{"prompt": "a", "top_p": -Infinity}',
         b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "nobody reads this": NaN}',
         b'{"prompt": "a", "top_k": ' + b"9" * 400 + b"}",
         b'{"prompt": "a", "stop": ["\\ud800"]}',
         b'{"prompt": "a", "ignored": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -61,7 +62,8 @@ def _lives_on_untouched(world: World) -> Iterator[None]:
     ],
 )
 def test_broken_json_is_a_400(world: World, path: str, body: bytes) -> None:
-    world.refused(path, body)
+    # By this code it was the reader of JSON that refused, before any field was looked at.
+    assert world.refused(path, body)["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -183,6 +185,8 @@ def test_official_client_sees_the_error_object(world: World) -> None:
     assert isinstance(caught.value.body, dict)
     assert "temperature" in caught.value.body["message"]
     assert caught.value.param == "temperature"
+    # The client would take a flat object for the error too.
+    assert caught.value.response.json() == {"error": caught.value.body}
     with pytest.raises(openai.NotFoundError):
         world.openai.completions.create(model="nobody", prompt="x")
 
@@ -195,6 +199,21 @@ def test_prompt_that_fills_the_context_is_refused_with_both_numbers(world: World
     assert "2548" in error["message"]
     messages = [{"role": "user", "content": "x" * 2040}]
     assert world.refused(CHAT, {"messages": messages})["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_tokens"),
+    [
+        (COMPLETIONS, {"prompt": "é" * 1100}, 1 + 2200),
+        (CHAT, {"messages": [{"role": "user", "content": "é" * 1100}]}, len("user:|assistant:") + 2200),
+    ],
+)
+def test_text_is_not_cut_either_where_only_its_tokens_are_too_many(
+    world: World, path: str, body: dict[str, Any], num_tokens: int
+) -> None:
+    error = world.refused(path, body)
+    assert error["code"] == "context_length_exceeded"
+    assert "2048" in error["message"] and str(num_tokens) in error["message"]
 
 
 def test_huge_text_is_refused_before_it_is_tokenised(world: World) -> None:
