@@ -137,8 +137,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._unwatch_head()
         _log.debug("connection refused", reason=str(error))
-        if self._running is not None and not self._running.response_complete:
-            self._running.keep_alive = False
+        running = self._running
+        is_in_body = running is not None and running is self.cycle and running.more_body
+        if running is not None and is_in_body and not running.response_started:
+            # Its own body is broken: the app would wait for the rest, and nothing of it will come.
+            running.disconnected = True
+            running.message_event.set()
+        elif running is not None and not running.response_complete:
+            running.keep_alive = False
             return
         if not self.transport.is_closing():
             body = ErrorReply.of(error).response().body

@@ -58,6 +58,22 @@ def test_request_that_is_not_http_is_refused_with_the_envelope(request_bytes: by
         assert _error_code(_read_to_end(connection), 400) == "invalid_http"
 
 
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        (b"chunked", b"zz\r\n"),
+        (b"chunked", b"5\r\nhello!!"),
+        (b"gzip", _BODY),  # nothing tells where that body ends
+    ],
+)
+def test_body_whose_framing_is_broken_is_refused_at_once(coding: bytes, body: bytes) -> None:
+    with serving() as world, _connect(world.url) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: %b\r\n\r\n" % coding)
+        connection.sendall(body)
+        assert _error_code(_read_to_end(connection), 400) == "invalid_http"
+        assert not world.engine.submits
+
+
 def test_headers_without_end_are_refused_while_they_come() -> None:
     with serving() as world, _connect(world.url) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\n" + b"x: y\r\n" * (MAX_HEAD_BYTES // 6))
