@@ -128,12 +128,16 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A sequence ended. reason `error` carries a message; every Submit ends in exactly one Finish."""
+    """A sequence ended. reason `error` carries a message; every Submit ends in exactly one Finish.
+
+    is_own_fault: the request asked for what cannot be done, so that it would fail again.
+    """
 
     uid: int
     reason: FinishReason
     stop_token_id: int | None = None
     message: str | None = None
+    is_own_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)

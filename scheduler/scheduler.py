@@ -112,7 +112,8 @@ class Scheduler:
             self.limits.check(len(submit.token_ids), submit.params.max_tokens)
             self._start_grammar(sequence)
         except RequestError as error:
-            self._events.finished.append(Finish(submit.uid, "error", message=str(error)))
+            finish = Finish(submit.uid, "error", message=str(error), is_own_fault=True)
+            self._events.finished.append(finish)
             return
         assert submit.uid not in self._by_uid, f"uid {submit.uid} is in use"
         self._by_uid[submit.uid] = sequence
@@ -283,7 +284,7 @@ class Scheduler:
         try:
             sequence.constraint = sequence.compiling.result()
         except RequestError as error:
-            self._end(sequence, "error", message=str(error))
+            self._end(sequence, "error", message=str(error), is_own_fault=True)
             return False
         sequence.compiling = None
         return True
@@ -359,7 +360,8 @@ class Scheduler:
         is_last = span.is_last
         self._note_computed(span)
         if row is not None and row in output.faults:
-            self._end(sequence, "error", message=output.faults[row].value)
+            # Other than DAMAGED: its bans and its grammar together allow no token.
+            self._end(sequence, "error", message=output.faults[row].value, is_own_fault=True)
         elif row is not None:
             if (logprobs := output.logprobs.get(row)) is not None:
                 self._events.logprobs[sequence.uid] = logprobs
@@ -396,7 +398,7 @@ class Scheduler:
         try:
             constraint.advance(token)
         except RequestError as error:
-            self._end(sequence, "error", message=str(error))
+            self._end(sequence, "error", message=str(error), is_own_fault=True)
             return
         if constraint.is_complete:
             self._end(sequence, "stop", stop_token_id=token if constraint.ends_with(token) else None)
@@ -410,6 +412,7 @@ class Scheduler:
         *,
         stop_token_id: int | None = None,
         message: str | None = None,
+        is_own_fault: bool = False,
     ) -> None:
         if sequence.lease is not None:
             self._release(sequence)
@@ -417,7 +420,7 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         del self._by_uid[sequence.uid]
-        self._events.finished.append(Finish(sequence.uid, reason, stop_token_id, message))
+        self._events.finished.append(Finish(sequence.uid, reason, stop_token_id, message, is_own_fault))
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.lease is not None

@@ -9,7 +9,7 @@ from typing import Literal
 from forkpoint.configs.errors import EngineDied
 from forkpoint.scheduler.client import TokenDelta, TokenMailbox
 from forkpoint.scheduler.messages import Finish, PromptScores, Started, TokenLogprobs
-from forkpoint.server.errors import GenerationFailed
+from forkpoint.server.errors import GenerationFailed, GenerationRefused
 from forkpoint.server.message_pieces import CallPiece, ContentPiece, MessageParser, MessagePiece, joined
 from forkpoint.server.prompts import TokenIds
 from forkpoint.server.request_metrics import ChoiceTimer
@@ -185,7 +185,8 @@ class Choice:
         if delta.finish is not None:
             self.runs_in_engine = False
         if delta.finish is not None and delta.finish.reason in ("error", "abort"):
-            raise GenerationFailed(delta.finish.message or "the engine gave this request up")
+            kind = GenerationRefused if delta.finish.is_own_fault else GenerationFailed
+            raise kind(delta.finish.message or "the engine gave this request up")
         return delta
 
     def _absorb(self, delta: TokenDelta) -> str:

@@ -27,6 +27,10 @@ class GenerationFailed(ForkpointError):
     """A request that was running cannot be finished; the client gets status 500 or an error event."""
 
 
+class GenerationRefused(GenerationFailed):
+    """A request that was running turns out to ask for what cannot be done: the client's fault, status 400."""
+
+
 class TooManyBodies(QueueFull):
     """A request is refused while its body is still on its way."""
 
@@ -78,6 +82,8 @@ class ErrorReply:
                 code=_CODE_OF_STATUS.get(error.status_code),
                 headers=error.headers or {},
             )
+        if isinstance(error, GenerationRefused):
+            return cls(400, clip(str(error)), _INVALID_REQUEST, code="generation_failed")
         if isinstance(error, GenerationFailed):
             return cls(500, clip(str(error)), _SERVER_ERROR, code="generation_failed")
         return cls(

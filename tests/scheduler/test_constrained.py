@@ -117,7 +117,7 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_sequence_alone(world: Model
     good = world.submit(PROMPT, params(grammar=grammar_of(SCHEMA)))
     world.run()
     assert bad.finish is not None and bad.finish.reason == "error" and bad.tokens == []
-    assert "cannot be compiled" in str(bad.finish.message)
+    assert "cannot be compiled" in str(bad.finish.message) and bad.finish.is_own_fault
     assert good.reason == "stop"
 
 
@@ -126,7 +126,8 @@ def test_a_grammar_that_passes_a_limit_on_its_way_fails_its_sequence_alone(world
     bad = world.submit(PROMPT, params(grammar=LLMatcher.grammar_from_regex("abé")))
     good = world.submit(PROMPT, params(grammar=grammar_of(SCHEMA)))
     world.run()
-    assert bad.reason == "error" and good.reason == "stop"
+    assert bad.finish is not None and bad.finish.reason == "error" and bad.finish.is_own_fault
+    assert good.reason == "stop"
 
 
 def test_a_model_without_a_tokenizer_refuses_grammars_and_serves_the_rest(

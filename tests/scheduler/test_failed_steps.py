@@ -111,6 +111,7 @@ def test_damaged_scores_end_their_sequence() -> None:
 
     report = run_step_with(world, step)
     assert [(finish.uid, finish.reason) for finish in report.finished] == [(uid, "error")]
+    assert not report.finished[0].is_own_fault
     assert not report.prompt_scores
     assert world.cache.full_use.tree == 0
     world.finish_all()
@@ -147,5 +148,6 @@ def test_nothing_to_choose_from_ends_one_sequence_and_keeps_the_cached_state() -
     report = run_step_with(world, step)
     assert [(finish.uid, finish.reason) for finish in report.finished] == [(uid, "error")]
     assert "no token is left" in str(report.finished[0].message)
+    assert report.finished[0].is_own_fault
     assert world.cache.full_use.tree > 0
     world.finish_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 from typing import Any
 
@@ -110,6 +111,22 @@ def test_failure_of_one_choice_fails_its_request_and_frees_the_others() -> None:
         assert "bad step" in error_of(answer(), 500)["message"]
         world.engine.until(lambda: world.engine.num_running == 0)
         assert world.metric('forkpoint_requests_total{finish_reason="error"}') == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_request_that_cannot_be_followed_any_further_is_a_400_which_nobody_repeats(path: str) -> None:
+    is_chat = path == "/v1/chat/completions"
+    asked = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {"prompt": "hi"}
+    with serving(FakeEngine(is_held=True)) as world:
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            answer = threads.submit(world.http.post, path, json={**asked, "max_tokens": 9})
+            world.engine.until(lambda: world.engine.submits)
+            world.engine.step()
+            uid = world.engine.submits[0].uid
+            world.engine.fail_sequence(uid, "no token is left to choose from", is_own_fault=True)
+            error = error_of(answer.result(), 400)
+        assert error["type"] == "invalid_request_error" and error["code"] == "generation_failed"
+        assert error["message"] == "no token is left to choose from"
 
 
 def test_fault_of_our_own_is_a_500_that_tells_nothing_and_the_server_lives(

@@ -234,9 +234,10 @@ class FakeEngine:
 
         self._call(restart)
 
-    def fail_sequence(self, uid: int, message: str) -> None:
+    def fail_sequence(self, uid: int, message: str, *, is_own_fault: bool = False) -> None:
         """One step fails for one sequence."""
-        self._call(lambda: self._sequences.pop(uid).mailbox.put(finish=Finish(uid, "error", message=message)))
+        finish = Finish(uid, "error", message=message, is_own_fault=is_own_fault)
+        self._call(lambda: self._sequences.pop(uid).mailbox.put(finish=finish))
 
     def _call(self, action: Callable[[], object]) -> None:
         assert self._loop is not None
