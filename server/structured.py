@@ -68,6 +68,9 @@ def _read_response_format(fields: Fields) -> Structure | None:
     if kind == "text":
         return None
     if kind == "json_object":
+        for name in ("schema", "json_schema"):  # llama.cpp reads the first
+            if wanted.is_given(name):
+                raise wanted.error(name, "is not read with json_object; use type json_schema")
         return Structure(schema_rule(read_schema(Fields(_ANY_OBJECT), "schema")), "response_format")
     if kind == "json_schema":
         named = wanted.object("json_schema")
@@ -94,7 +97,9 @@ async def _read_structured_outputs(fields: Fields, checks: GrammarChecks) -> Str
     wanted = fields.object("structured_outputs")
     if wanted is None:
         return None
-    given = [name for name, value in wanted.values.items() if value is not None and value is not False]
+    # A schema may be false; everywhere else that asks for nothing.
+    is_neutral = {name: value is False and name != "json" for name, value in wanted.values.items()}
+    given = [name for name, value in wanted.values.items() if value is not None and not is_neutral[name]]
     for name in given:
         if name not in _KINDS:
             raise wanted.error(clip(name, 60), f"is not supported; use one of {', '.join(_KINDS)}")

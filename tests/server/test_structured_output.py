@@ -214,6 +214,24 @@ def test_other_spellings_name_the_one_that_is_built(world: World, name: str, rep
         assert "structured_outputs" in error["message"] and replacement in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_object", "schema": CITY}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": CITY}}},
+            "response_format.json_schema",
+        ),
+        ({"structured_outputs": {"json": False}}, "structured_outputs.json"),
+    ],
+)
+def test_a_schema_that_would_not_be_followed_is_refused(
+    world: World, asked: dict[str, Any], param: str
+) -> None:
+    for path in (CHAT, COMPLETIONS):
+        assert world.refused(path, {"messages": HELLO, "prompt": "hi", **asked})["param"] == param
+
+
 def test_both_fields_at_once_are_refused(world: World) -> None:
     body = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}
     error = world.refused(CHAT, {"messages": HELLO, **body})
