@@ -87,9 +87,7 @@ def main() -> None:
         save(rows)
 
 
-def measure(
-    streams: Sequence[int], repeats: int, window_s: float, profile: Path | None = None
-) -> list[Row]:
+def measure(streams: Sequence[int], repeats: int, window_s: float, profile: Path | None = None) -> list[Row]:
     """Every number of streams `repeats` times, alternating, against one server."""
     with tempfile.TemporaryDirectory() as directory:
         save_tokenizer(Path(directory))
@@ -122,7 +120,10 @@ def measure(
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| streams | us of CPU per token, median | least | most | tokens per run |", "|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| streams | us of CPU per token, median | least | most | tokens per run |",
+        "|--:|--:|--:|--:|--:|",
+    ]
     for row in rows:
         low, high = min(row.us_per_token), max(row.us_per_token)
         lines.append(f"| {row.streams} | {row.median_us:.1f} | {low:.1f} | {high:.1f} | {row.tokens} |")
