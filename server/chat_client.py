@@ -199,7 +199,7 @@ def _read_events(response: httpx2.Response, account: Account) -> Iterator[Piece]
         if chunk.get("error"):
             raise RemoteError(f"the server broke off: {_message_of(chunk)}")
         _note_usage(chunk.get("usage"), account)
-        for choice in chunk.get("choices") or []:
+        for choice in _choices_of(chunk):
             account.finish_reason = choice.get("finish_reason") or account.finish_reason
             delta = choice.get("delta") or {}
             if thought := delta.get("reasoning_content") or delta.get("reasoning"):
@@ -208,6 +208,14 @@ def _read_events(response: httpx2.Response, account: Account) -> Iterator[Piece]
                 yield Piece(str(text))
     if not has_ended and account.finish_reason is None:
         raise RemoteError("the server ended the connection in the middle of the answer")
+
+
+def _choices_of(chunk: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = chunk.get("choices") or []
+    is_list = isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices)
+    if not is_list or not all(isinstance(choice.get("delta") or {}, dict) for choice in choices):
+        raise RemoteError(f"the server sent an event that is no chat chunk: {str(chunk)[:100]}")
+    return list(choices)
 
 
 def _note_usage(usage: Any, account: Account) -> None:

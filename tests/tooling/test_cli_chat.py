@@ -531,6 +531,9 @@ def test_answers_of_servers_without_usage_and_with_thoughts(
     [
         (b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n', "text/event-stream", "in the middle"),
         (b"data: {nonsense\n\n", "text/event-stream", "no JSON"),
+        (b'data: {"choices":5}\n\n', "text/event-stream", "no chat chunk"),
+        (b'data: {"choices":[5]}\n\n', "text/event-stream", "no chat chunk"),
+        (b'data: {"choices":[{"delta":[5]}]}\n\n', "text/event-stream", "no chat chunk"),
         (b'data: {"error":{"message":"burnt"}}\n\ndata: [DONE]\n\n', "text/event-stream", "broke off: burnt"),
         (b"{}", "application/json", "no event stream"),
     ],
