@@ -148,7 +148,7 @@ def _context_length(config: EngineConfig, model: ModelConfig) -> int:
     if config.context_length > model.context_length:
         raise ConfigError(
             f"context length {config.context_length} is beyond the model's {model.context_length}",
-            hint="--context-length",
+            hint=f"lower --context-length to {model.context_length} or less, or leave it out",
         )
     return config.context_length
 

@@ -39,12 +39,12 @@ class SchedulerLimits:
                 raise ConfigError(
                     f"the SWA pool has {self.swa_pages * size} slots; window {self.geometry.window}, margin "
                     f"{self.geometry.margin} and two pages of {size} need {least}",
-                    hint="--swa-total-tokens",
+                    hint="give more with --swa-total-tokens, or a smaller --page-size",
                 )
         if self.full_pages < 2:
             raise ConfigError(
                 f"the full pool has {self.full_pages * size} slots; at least two pages of {size} are needed",
-                hint="--max-total-tokens",
+                hint="give more with --max-total-tokens, or a smaller --page-size",
             )
 
     def cut(self, start: int, end: int) -> int:

@@ -103,4 +103,4 @@ def test_a_swa_pool_below_one_window_is_refused() -> None:
             full_pages=100,
             swa_pages=30,
         )
-    assert caught.value.hint == "--swa-total-tokens"
+    assert caught.value.hint == "give more with --swa-total-tokens, or a smaller --page-size"
