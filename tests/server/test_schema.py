@@ -199,7 +199,7 @@ def test_chunks_of_streams_are_as_described(world: World) -> None:
             validator.validate({**events[0], "extra": 1})
 
 
-def test_generated_requests_get_answers_as_described_and_no_5xx(world: World) -> None:
+def test_generated_requests_get_answers_as_described_and_no_5xx(world: World, tmp_path: Path) -> None:
     """schemathesis: valid and broken requests from the schema, on a real socket."""
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", f"{world.url}/openapi.json",
@@ -209,7 +209,8 @@ def test_generated_requests_get_answers_as_described_and_no_5xx(world: World) ->
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
         "negative_data_rejection",
     ]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    # It leaves what it found in the current folder.
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert "passed" in run.stdout
     assert world.http.get("/health").status_code == 200
