@@ -7,14 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher
+from llguidance.numpy import fill_next_token_bitmask
 from support.tiny_models import VOCAB_SIZE, bytes_and_pieces, one_character_per_token
 
 from forkpoint.configs.errors import ModelLoadError, RequestError
+from forkpoint.scheduler import grammar as grammar_module
 from forkpoint.scheduler.constraint import Constraint
 from forkpoint.scheduler.grammar import MAX_GRAMMAR_CHARACTERS, GrammarCompiler, GrammarMatcher
 
@@ -176,3 +179,41 @@ def test_the_end_of_text_in_the_tokenizers_settings_counts(tmp_path: Path) -> No
     one_character_per_token().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<bos>"}}')
     assert GrammarCompiler.load(tmp_path, NUM_ROWS, [EOS]).eos_token_ids == {EOS, 2}
+
+
+@pytest.mark.parametrize("make", [one_character_per_token, bytes_and_pieces])
+@pytest.mark.parametrize(
+    "pattern", ["hello (low|world) hello hello hello", "(he|hello)+ world{3,5}", "a{40}b?"]
+)
+def test_masks_of_forced_runs_are_the_library_s_own(
+    make: Callable[[], tokenizers.Tokenizer], pattern: str
+) -> None:
+    grammars = compiler(make)
+    matcher = grammars.matcher(regex(pattern))
+    for _ in range(60):
+        # A matcher that comes new to the same place has no run of its own.
+        fresh = GrammarMatcher(matcher._matcher.deep_copy(), num_mask_words=matcher.num_mask_words)
+        tokens = allowed(matcher)
+        assert tokens == allowed(fresh)
+        if EOS in tokens:
+            break
+        matcher.accept(min(tokens))
+    assert EOS in tokens
+
+
+def test_a_long_forced_run_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_masks = 0
+    fill = fill_next_token_bitmask
+
+    def counting(*arguments: Any) -> None:
+        nonlocal num_masks
+        num_masks += 1
+        fill(*arguments)
+
+    monkeypatch.setattr(grammar_module, "fill_next_token_bitmask", counting)
+    matcher = compiler().matcher(regex("a" * 2000))
+    for _ in range(2000):
+        (only,) = allowed(matcher)
+        matcher.accept(only)
+    assert matcher.is_complete
+    assert num_masks < 20
