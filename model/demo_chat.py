@@ -28,6 +28,8 @@ TERMS = (
     "demo-chat is SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), quantised, under the Apache License "
     f"2.0: https://www.apache.org/licenses/LICENSE-2.0. It comes from the package {REQUIREMENT} (93 MB)."
 )
+# As the model's card samples it. At temperature 1 a model of this size hardly answers what was asked.
+SAMPLING = (("temperature", 0.2), ("top_p", 0.9))
 _STAGE = "fetching demo-chat"
 _POLL_S = 0.2
 _BLOCK_BYTES = 4 * 2**20

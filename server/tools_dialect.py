@@ -19,7 +19,7 @@ from forkpoint.server.parsers.formats import (
 )
 from forkpoint.server.parsers.harmony_history import as_harmony_messages, as_harmony_tools
 from forkpoint.server.parsers.harmony_rules import channels_rule, written_header
-from forkpoint.server.parsers.machine import PlainText
+from forkpoint.server.parsers.machine import CallsAlone, PlainText
 from forkpoint.server.parsers.think import ThinkParser, ThinkTags
 from forkpoint.server.rendering import Rendering
 from forkpoint.server.structured import Structure
@@ -127,6 +127,8 @@ class Dialect:
             is_bound = answer is not None or calls is not None
             rule = channels_rule(answer, calls, special_id, header=header) if is_bound else None
             return AnswerPlan(rule, param, _begun(new_parser, header), markers)
+        if answer is None and calls is not None and new_parser is not None:
+            new_parser = _calls_alone(new_parser)
         given = [each for each in (answer, calls) if each is not None]
         rule = either(*given) if len(given) > 1 else given[0] if given else None
         if isinstance(self.reasoning, ThinkTags):
@@ -222,6 +224,10 @@ def _begun(new_parser: NewParser | None, header: str) -> NewParser | None:
         return parser
 
     return new_begun_parser
+
+
+def _calls_alone(new_parser: NewParser) -> NewParser:
+    return lambda: CallsAlone(new_parser())
 
 
 def _opens(tags: ThinkTags, prompt_end: str, continued: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from forkpoint.server.message_pieces import ContentPiece, MessagePiece
+from forkpoint.server.message_pieces import ContentPiece, MessageParser, MessagePiece
 from forkpoint.server.parsers.cursor import Cursor, Reading
 from forkpoint.server.parsers.pieces import PieceWriter
 
@@ -46,3 +46,25 @@ class PlainText:
 
     def finish(self) -> list[MessagePiece]:
         return []
+
+
+class CallsAlone:
+    """A MessageParser of an output that a grammar binds to calls: what else it reads is a call cut short."""
+
+    def __init__(self, parser: MessageParser) -> None:
+        """`parser` is owned from now on."""
+        self._parser = parser
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._parser.is_reasoning
+
+    def push(self, text: str) -> list[MessagePiece]:
+        return _without_content(self._parser.push(text))
+
+    def finish(self) -> list[MessagePiece]:
+        return _without_content(self._parser.finish())
+
+
+def _without_content(pieces: list[MessagePiece]) -> list[MessagePiece]:
+    return [piece for piece in pieces if not isinstance(piece, ContentPiece)]

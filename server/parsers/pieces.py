@@ -29,7 +29,7 @@ class PieceWriter:
     def content(self, text: str) -> None:
         told = text.rstrip(_SPACE)
         if not told:
-            if not self._is_after_call:
+            if text and not self._is_after_call:
                 self._spaces.append(text)
             return
         end = text[len(told) :]

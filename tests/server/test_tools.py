@@ -90,6 +90,21 @@ def test_recorded_output_is_the_same_message_streamed_and_not(
     assert (answer["message"]["content"] is None) == (bool(recorded.calls) and recorded.content == "")
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_forced_call_that_is_cut_before_its_name_is_no_content(is_stream: bool) -> None:
+    output = '{"name": "now", "arguments": {}}{"name": "no'
+    with serving(FakeEngine(reply=says(output))) as world:
+        body = {"tools": TOOLS, "tool_choice": "required", "max_tokens": len(output)}
+        if is_stream:
+            message = whole_message(streamed(world, **body))
+            content, calls = message["content"], message["calls"]
+        else:
+            whole = world.chat(**body)["choices"][0]["message"]
+            content, calls = whole["content"] or "", whole["tool_calls"]
+    assert content == ""
+    assert len(calls) == 1
+
+
 def test_a_call_that_the_length_cuts_stays_one_and_the_reason_is_length() -> None:
     text = '<tool_call>{"name": "get_weather", "arguments": {"city": "Pa'
     with serving(FakeEngine(reply=says(text)), tool_call_parser="hermes") as world:

