@@ -108,8 +108,10 @@ def _post(summary: str, body: str, answer: str, *, stream: str | None = None) ->
     content = _content(answer)
     errors = [400, 404, 408, 413, 415, 429, 500, 503]
     if stream is not None:
-        about = "With `stream: true`: events of one line `data: JSON` each; `data: [DONE]` is the last."
-        content[_EVENTS] = {"schema": {"type": "string", "description": about, "x-event": _ref(stream)}}
+        about = "With `stream: true`; of each event. The last one's is `[DONE]`."
+        of_event = {"contentMediaType": _JSON, "contentSchema": _ref(stream)}
+        event = {"type": "string", "description": about, "anyOf": [{"const": "[DONE]"}, of_event]}
+        content[_EVENTS] = {"schema": {"type": "object", "properties": {"data": event}, "required": ["data"]}}
     operation = _operation(summary, content, *errors)
     operation["requestBody"] = {"required": True, "content": _content(body)}
     return {"post": operation}

@@ -44,7 +44,14 @@ def request_schemas() -> dict[str, Schema]:
         "Tool": _tool(),
         "ChatCompletionRequest": _body({**_generation(), **_chat()}, required=("messages",)),
         "CompletionRequest": _body({**_generation(), **_completion()}, required=("prompt",)),
-        "TokenizeRequest": _tokenize(),
+        "TokenizeChatRequest": _tokenize_chat(),
+        "TokenizePromptRequest": _tokenize_prompt(),
+        "TokenizeRequest": {
+            "anyOf": [
+                {"$ref": "#/components/schemas/TokenizeChatRequest"},
+                {"$ref": "#/components/schemas/TokenizePromptRequest"},
+            ]
+        },
         "DetokenizeRequest": _body(
             {
                 "model": _MODEL,
@@ -201,17 +208,18 @@ def _completion() -> dict[str, Schema]:
     }
 
 
-def _tokenize() -> Schema:
+def _tokenize_chat() -> Schema:
     chat = _chat()
     names = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
-    of_chat = {name: chat[name] for name in names} | _rendering()
-    either = _body({"model": _MODEL, "prompt": nullable({"type": "string"}), **of_chat}, required=())
-    either["properties"]["messages"] = nullable(of_chat["messages"])
-    one_of_them = [
-        {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
-        {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
-    ]
-    return {**either, "anyOf": one_of_them}
+    return _body(
+        {"model": _MODEL, **{name: chat[name] for name in names}, **_rendering()}, required=("messages",)
+    )
+
+
+def _tokenize_prompt() -> Schema:
+    """What a chat has beside its messages is not looked at."""
+    properties = {"model": _MODEL, "prompt": {"type": "string"}, "add_special_tokens": _flag(default=True)}
+    return _body({**properties, "messages": {"type": "null"}}, required=("prompt",))
 
 
 def _message() -> Schema:
