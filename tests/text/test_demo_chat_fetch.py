@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
@@ -115,7 +116,8 @@ def test_being_offline_is_said(shelf: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_python_without_pip_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pip", None)  # as if it were not installed
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(ModelLoadError, match="does not have") as raised:
         resolve_model("demo-chat", cache_dir=tmp_path / "cache")
     assert raised.value.hint is not None and "ensurepip" in raised.value.hint
