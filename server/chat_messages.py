@@ -73,7 +73,10 @@ def _read_message(value: object, path: str) -> Message:
     tool_calls = _read_tool_calls(fields) if role == "assistant" else []
     if tool_calls:
         message["tool_calls"] = tool_calls
-    if fields.is_given("content") or not tool_calls:
+    refusal = fields.string("refusal") if role == "assistant" else None
+    if refusal and not fields.is_given("content"):
+        message["content"] = refusal  # it is what the assistant said
+    elif fields.is_given("content") or not tool_calls:
         message["content"] = _read_content(fields)
     else:
         message["content"] = None

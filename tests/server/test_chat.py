@@ -87,6 +87,14 @@ def test_tool_history_reaches_the_template_with_parsed_arguments() -> None:
     assert messages[2] == {"role": "tool", "content": "42", "tool_call_id": "c1"}
 
 
+def test_a_refusal_in_the_history_is_what_the_assistant_said() -> None:
+    refusal = {"role": "assistant", "content": None, "refusal": "No."}
+    with serving() as world:
+        world.chat(messages=[{"role": "user", "content": "hi"}, refusal], max_tokens=1)
+        prompt = bytes(world.engine.submits[0].token_ids.tolist()).decode()
+    assert prompt == "user:hi|assistant:No.|assistant:"
+
+
 def test_template_fields_reach_the_template() -> None:
     with serving() as world:
         last = {"role": "assistant", "content": "So"}
