@@ -42,7 +42,10 @@ class Fields:
         if type(value) is not int:
             raise self.error(name, f"must be an integer that fits in 64 bits, not {json_type(value)}")
         if not low <= value <= high:
-            raise self.error(name, f"is {value}; it must be in [{low}, {high}]")
+            # An upper bound of 64 bits says nothing to a reader.
+            is_open = value < low and high >= 2**63 - 1
+            bounds = f"at least {low}" if is_open else f"in [{low}, {high}]"
+            raise self.error(name, f"is {value}; it must be {bounds}")
         return value
 
     def number(self, name: str, *, default: float, low: float, high: float) -> float:

@@ -35,3 +35,10 @@ def test_number_is_taken_if_and_only_if_it_lies_in_its_range(value: float, one: 
         return
     with pytest.raises(RequestError, match="it must be in"):
         fields.number("x", default=0.0, low=low, high=high)
+
+
+def test_a_bound_of_64_bits_is_left_out_of_the_message() -> None:
+    with pytest.raises(RequestError, match=r"^n is 0; it must be at least 1$"):
+        Fields({"n": 0}).integer("n", low=1, high=2**63 - 1)
+    with pytest.raises(RequestError, match=r"^n is 0; it must be in \[1, 128\]$"):
+        Fields({"n": 0}).integer("n", low=1, high=128)
