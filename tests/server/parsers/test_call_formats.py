@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.growth import grows_linearly
 from support.recorded_outputs import RECORDED, SCHEMAS, Recorded
 
 from forkpoint.server.message_pieces import CallPiece, ContentPiece, MessagePiece, joined
@@ -133,15 +133,11 @@ _NASTY = {
 
 @pytest.mark.parametrize(("parser", "text"), [(parser, text) for parser in _NASTY for text in _NASTY[parser]])
 def test_the_time_is_linear_in_the_text(parser: str, text: str) -> None:
-    def seconds(num_chars: int) -> float:
+    def run(num_chars: int) -> None:
         whole = (text * (num_chars // len(text) + 1))[:num_chars]
-        began = time.process_time()
         parse(parser, [whole[i : i + 4] for i in range(0, num_chars, 4)])
-        return time.process_time() - began
 
-    seconds(4_000)
-    # Squares would make it 64 times as long; 24 leaves room for noise.
-    assert seconds(160_000) < 24 * max(seconds(20_000), 0.01)
+    assert grows_linearly(run, 10_000)
 
 
 @pytest.mark.parametrize("parser", [name for name in CALL_FORMATS if CALL_FORMATS[name].marked_syntax])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.growth import grows_linearly
 from support.recorded_outputs import SCHEMAS
 
 from forkpoint.server.message_pieces import CallPiece, ContentPiece, MessagePiece, ReasoningPiece, joined
@@ -230,15 +230,11 @@ def test_reasoning_is_content_where_it_is_not_looked_for() -> None:
     + ['<|channel|>commentary to=functions.now<|message|>{"a": ['],
 )  # fmt: skip
 def test_the_time_is_linear_in_the_text(text: str) -> None:
-    def seconds(num_chars: int) -> float:
+    def run(num_chars: int) -> None:
         whole = (text * (num_chars // len(text) + 1))[:num_chars]
-        began = time.process_time()
         parse([whole[i : i + 4] for i in range(0, num_chars, 4)])
-        return time.process_time() - began
 
-    seconds(4_000)
-    # Squares would make it 64 times as long; 24 leaves room for noise.
-    assert seconds(160_000) < 24 * max(seconds(20_000), 0.01)
+    assert grows_linearly(run, 10_000)
 
 
 def test_a_template_of_channels_is_recognised() -> None:
