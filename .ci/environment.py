@@ -162,8 +162,13 @@ class Environment:
 
     def _place(self) -> dict[str, Any]:
         """What an installation depends on; the path, too: a virtual environment cannot be moved."""
-        pyproject = hashlib.sha256((self.root / "pyproject.toml").read_bytes()).hexdigest()
-        return {"root": str(self.root), "pyproject_sha256": pyproject, "with_gpu": self._with_gpu}
+        return {
+            "root": str(self.root),
+            "pyproject_sha256": _digest([self.root / "pyproject.toml"]),
+            # The kernels are compiled by the installation.
+            "native_sha256": _digest(sorted((self.root / "model" / "native").glob("*.[ch]*"))),
+            "with_gpu": self._with_gpu,
+        }
 
     def _read_stamp(self) -> dict[str, Any]:
         try:
@@ -188,6 +193,13 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             self._lock_fds = (lock.fileno(),)
             yield
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _say(text: str) -> None:
