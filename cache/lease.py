@@ -44,6 +44,10 @@ class PageRow:
         """These pages were freed."""
         self._pages[start:end] = 0
 
+    def span(self, start: int, end: int) -> PageIds:
+        """Entries start..end, end <= length. A view, as any slice of this; it is what each step asks for."""
+        return self._pages[start:end]
+
     def __getitem__(self, span: slice) -> PageIds:
         """A view, not a copy."""
         return self._pages[: self.length][span]
@@ -109,11 +113,11 @@ class Lease:
 
     def full_table(self, num_pages: int) -> PageIds:
         """[num_pages] ids of the full pages 0..num_pages. A view: valid until the next change."""
-        return self.full_pages[0:num_pages]
+        return self.full_pages.span(0, num_pages)
 
     def swa_table(self, num_pages: int) -> PageIds:
         """Ids of the SWA pages first_swa..num_pages. A view: valid until the next change."""
-        return self.swa_pages[self.first_swa : num_pages]
+        return self.swa_pages.span(self.first_swa, num_pages)
 
     @property
     def owned_full(self) -> PageIds:

@@ -252,6 +252,8 @@ class PrefixCache:
         """
         full, swa = self._full, self._swa
         pages = num_pages_for(end, self.geometry.page_size)
+        if pages <= lease.full_pages.length and (swa is None or pages <= lease.swa_pages.length):
+            return  # nearly every decode row: it lies in a page that its sequence has
         full_wanted = pages - lease.full_pages.length
         swa_wanted = 0 if swa is None else pages - lease.swa_pages.length
         if full_wanted > full.num_available_pages:
@@ -428,7 +430,11 @@ class PrefixCache:
 
     def advance(self, lease: Lease, num_computed: int) -> None:
         """Free what left the window, without publishing: what decode does after each token."""
-        self._free_below_frontier(lease, num_computed)
+        # After most tokens no page leaves the window.
+        if self._swa is not None:
+            frontier = self.geometry.frontier(num_computed) // self.geometry.page_size
+            if frontier > lease.first_swa:
+                self._free_below_frontier(lease, num_computed)
 
     # ---- returning
 

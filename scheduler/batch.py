@@ -1,17 +1,24 @@
-"""From a plan to the model's input: flat arrays and a page table per kind."""
+"""From a plan to the model's input: flat arrays and a page table per kind.
+
+Whatever can be done for all sequences at once is one array operation; what each sequence must be asked is
+asked in one pass. tests/support/batch_oracle.py does it span by span.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forkpoint.cache.pages import PageIds, num_pages_for
+from forkpoint.cache import Lease
 from forkpoint.configs.staircase import Staircase
 from forkpoint.model.inputs import Draw, ForwardInput, Kind, KindTable, ScoredRows
 from forkpoint.scheduler.plan import Span, StepPlan
 from forkpoint.scheduler.sequence import Sequence
+
+Ints = NDArray[np.int32]
 
 
 def build_forward_input(
@@ -22,18 +29,18 @@ def build_forward_input(
     staircase: how rows below a full hit run; None: in all layers.
     """
     spans = plan.spans
-    lengths = np.array([span.num_rows for span in spans], dtype=np.int32)
-    q_indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    sampling = np.array([span.samples for span in spans], dtype=bool)
+    rows = _Rows.of(spans, page_size)
+    sampling = [index for index, span in enumerate(spans) if span.samples]
+    last_rows = rows.q_indptr[1:] - 1
     return ForwardInput(
-        token_ids=np.concatenate([span.sequence.tokens[span.start : span.end] for span in spans]),
-        positions=np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans]),
-        q_indptr=q_indptr,
-        full_hits=np.array([span.lease.full_hit for span in spans], dtype=np.int32),
-        tables={kind: _table(spans, kind, page_size) for kind in kinds},
-        sample_rows=(q_indptr[1:] - 1)[sampling].astype(np.int64),
+        token_ids=np.concatenate([span.sequence.slice(span.start, span.end) for span in spans]),
+        positions=rows.positions,
+        q_indptr=rows.q_indptr,
+        full_hits=rows.full_hits,
+        tables={kind: rows.table(kind) for kind in kinds},
+        sample_rows=(last_rows if len(sampling) == len(spans) else last_rows[sampling]).astype(np.int64),
         first_rows=_first_rows(spans, staircase),
-        scored=_scored_rows(spans, q_indptr),
+        scored=_scored_rows(spans, rows.q_indptr),
     )
 
 
@@ -44,19 +51,113 @@ def draws_of(plan: StepPlan) -> list[Draw]:
 
 def _draw_of(sequence: Sequence) -> Draw:
     constraint = sequence.constraint
-    may_end = sequence.num_generated >= sequence.params.min_tokens
-    return Draw(
-        sequence.params,
-        sequence.choice,
-        sequence.num_tokens,
-        token_ids=sequence.tokens,
-        prompt_len=sequence.prompt_len,
-        mask=None if constraint is None else constraint.mask(may_end=may_end),
-    )
+    mask = None
+    if constraint is not None:
+        mask = constraint.mask(may_end=sequence.num_generated >= sequence.params.min_tokens)
+    num_tokens = sequence.num_tokens
+    tokens = sequence.slice(0, num_tokens)
+    return Draw(sequence.params, sequence.choice, num_tokens, tokens, sequence.prompt_len, mask)
 
 
-def _scored_rows(spans: tuple[Span, ...], q_indptr: NDArray[np.int32]) -> ScoredRows | None:
-    scoring = [index for index, span in enumerate(spans) if span.scored]
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a step in arrays, of which tables are made. B sequences, T rows.
+
+    lengths, full_hits, last_page_len: [B]. page_ends: how many pages the positions up to each end take.
+    positions, page_indices, offsets: [T]; a position is page_indices * page_size + offsets.
+    has_hit_rows: whether some rows lie below their sequence's full hit.
+    """
+
+    leases: list[Lease]
+    page_size: int
+    lengths: Ints
+    q_indptr: Ints
+    full_hits: Ints
+    last_page_len: Ints
+    page_ends: list[int]
+    positions: Ints
+    page_indices: Ints
+    offsets: Ints
+    has_hit_rows: bool
+
+    @staticmethod
+    def of(spans: tuple[Span, ...], page_size: int) -> _Rows:
+        leases = [span.lease for span in spans]
+        starts = np.array([span.start for span in spans], dtype=np.int32)
+        ends = np.array([span.end for span in spans], dtype=np.int32)
+        full_hits = np.array([lease.full_hit for lease in leases], dtype=np.int32)
+        lengths = ends - starts
+        q_indptr = _indptr(lengths)
+        if len(spans) == q_indptr[-1]:
+            positions = starts
+        else:
+            positions = np.repeat(starts - q_indptr[:-1], lengths)
+            positions += np.arange(len(positions), dtype=np.int32)
+        page_indices, offsets = np.divmod(positions, np.int32(page_size))
+        last_pages, before_last = np.divmod(ends - 1, np.int32(page_size))
+        return _Rows(
+            leases,
+            page_size,
+            lengths=lengths,
+            q_indptr=q_indptr,
+            full_hits=full_hits,
+            last_page_len=before_last + 1,
+            page_ends=(last_pages + 1).tolist(),
+            positions=positions,
+            page_indices=page_indices,
+            offsets=offsets,
+            has_hit_rows=bool((starts < full_hits).any()),
+        )
+
+    def table(self, kind: Kind) -> KindTable:
+        leases = self.leases
+        if kind == "full":
+            listed = [lease.full_table(end) for lease, end in zip(leases, self.page_ends, strict=True)]
+            first_pages = np.zeros(len(leases), dtype=np.int32)
+            lowest_key = first_pages
+        else:
+            listed = [lease.swa_table(end) for lease, end in zip(leases, self.page_ends, strict=True)]
+            first_pages = np.array([lease.first_swa for lease in leases], dtype=np.int32)
+            lowest_key = np.array([_lowest_key(lease) for lease in leases], dtype=np.int32)
+        kv_indptr = _indptr(np.array(list(map(len, listed)), dtype=np.int32))
+        kv_pages = np.concatenate(listed)
+        first_position = first_pages * np.int32(self.page_size)
+        return KindTable(
+            kv_indptr=kv_indptr,
+            kv_pages=kv_pages,
+            first_position=first_position,
+            last_page_len=self.last_page_len,
+            lowest_key=np.maximum(lowest_key, first_position),
+            write_slots=self._write_slots(kind, kv_pages, kv_indptr[:-1] - first_pages),
+        )
+
+    def _write_slots(self, kind: Kind, kv_pages: Ints, origins: Ints) -> NDArray[np.int64]:
+        """origins: [B] where page 0 of each sequence lies in kv_pages, or would lie if it were listed."""
+        slots: NDArray[np.int64] = kv_pages[self.page_indices + self._per_row(origins)].astype(np.int64)
+        if kind == "full" and self.has_hit_rows:
+            slots[self.positions < self._per_row(self.full_hits)] = 0
+        slots *= self.page_size
+        slots += self.offsets
+        return slots
+
+    def _per_row(self, values: Ints) -> Ints:
+        """A value of each sequence, for each of its rows."""
+        return values if len(values) == len(self.positions) else np.repeat(values, self.lengths)
+
+
+def _indptr(lengths: Ints) -> Ints:
+    indptr = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr
+
+
+def _lowest_key(lease: Lease) -> int:
+    """A rebuild that starts in mid-page has strangers' state below it in that page."""
+    return lease.start if lease.start > lease.resume else 0
+
+
+def _scored_rows(spans: tuple[Span, ...], q_indptr: Ints) -> ScoredRows | None:
+    scoring = [index for index, span in enumerate(spans) if not span.is_decode and span.scored]
     if not scoring:
         return None
     rows, token_ids = [], []
@@ -70,51 +171,10 @@ def _scored_rows(spans: tuple[Span, ...], q_indptr: NDArray[np.int32]) -> Scored
 
 
 def _first_rows(spans: tuple[Span, ...], staircase: Staircase | None) -> NDArray[np.int32] | None:
-    if staircase is None or all(span.start >= span.lease.full_hit for span in spans):
+    if staircase is None or all(span.is_decode or span.start >= span.lease.full_hit for span in spans):
         return None
     first_rows = np.zeros((staircase.num_layers + 1, len(spans)), dtype=np.int32)
     for index, span in enumerate(spans):
         if span.start < span.lease.full_hit:
             first_rows[:, index] = staircase.first_rows(span.lease.full_hit, span.lease.resume)
     return first_rows
-
-
-def _table(spans: tuple[Span, ...], kind: Kind, page_size: int) -> KindTable:
-    listed = [_listed_pages(span, kind, page_size) for span in spans]
-    ends = np.array([span.end for span in spans], dtype=np.int32)
-    first_pages = np.array([_first_page(span, kind) for span in spans], dtype=np.int32)
-    return KindTable(
-        kv_indptr=np.concatenate([[0], np.cumsum([len(pages) for pages in listed])]).astype(np.int32),
-        kv_pages=np.concatenate(listed),
-        first_position=first_pages * page_size,
-        last_page_len=(ends - 1) % page_size + 1,
-        lowest_key=np.maximum(
-            np.array([_lowest_key(span, kind) for span in spans], dtype=np.int32), first_pages * page_size
-        ),
-        write_slots=np.concatenate(
-            [_write_slots(span, pages, kind, page_size) for span, pages in zip(spans, listed, strict=True)]
-        ),
-    )
-
-
-def _listed_pages(span: Span, kind: Kind, page_size: int) -> PageIds:
-    num_pages = num_pages_for(span.end, page_size)
-    return span.lease.full_table(num_pages) if kind == "full" else span.lease.swa_table(num_pages)
-
-
-def _first_page(span: Span, kind: Kind) -> int:
-    return 0 if kind == "full" else span.lease.first_swa
-
-
-def _lowest_key(span: Span, kind: Kind) -> int:
-    """A rebuild that starts in mid-page has strangers' state below it in that page."""
-    lease = span.lease
-    return lease.start if kind == "swa" and lease.start > lease.resume else 0
-
-
-def _write_slots(span: Span, pages: PageIds, kind: Kind, page_size: int) -> NDArray[np.int64]:
-    positions = np.arange(span.start, span.end, dtype=np.int64)
-    written = pages[positions // page_size - _first_page(span, kind)].astype(np.int64)
-    if kind == "full":
-        written[: max(0, span.lease.full_hit - span.start)] = 0
-    return written * page_size + positions % page_size

@@ -80,6 +80,10 @@ class Sequence:
         """[num_tokens] prompt and generated tokens. A view: valid until the next append."""
         return self._tokens[: self.num_tokens]
 
+    def slice(self, start: int, end: int) -> NDArray[np.int32]:
+        """Tokens start..end, end <= num_tokens. A view: valid until the next append."""
+        return self._tokens[start:end]
+
     @property
     def num_generated(self) -> int:
         return self.num_tokens - self.prompt_len
@@ -119,8 +123,11 @@ class Sequence:
 
     def finish_reason(self, context_length: int) -> FinishReason | None:
         """Why the sequence ends after its newest token, or None."""
-        if self.num_generated and int(self._tokens[self.num_tokens - 1]) in self.params.stop_token_ids:
+        # For every sampled token: lengths are compared as they are, without the properties' calls.
+        num_tokens, params = self.num_tokens, self.params
+        num_generated = num_tokens - self.prompt_len
+        if num_generated and self._tokens.item(num_tokens - 1) in params.stop_token_ids:
             return "stop"
-        if self.num_tokens_left <= 0 or self.num_tokens >= context_length:
+        if num_generated >= params.max_tokens or num_tokens >= context_length:
             return "length"
         return None

@@ -21,7 +21,7 @@ class WorkMeter:
 
     def _rows(self, span: Span) -> int:
         stairs = self._staircase
-        if stairs is None or span.start >= span.lease.full_hit:
+        if span.is_decode or stairs is None or span.start >= span.lease.full_hit:
             return span.num_rows
         row_layers = stairs.row_layers(span.lease.full_hit, span.lease.resume, span.start, span.end)
         return -(-row_layers // stairs.num_layers)
