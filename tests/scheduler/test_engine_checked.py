@@ -10,7 +10,7 @@ from support.engine_world import EngineWorld, random_engine, random_engine_step
 
 from forkpoint.cache import CacheGeometry
 from forkpoint.configs.staircase import Staircase
-from forkpoint.scheduler import scheduler
+from forkpoint.scheduler import arrivals
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -328,7 +328,7 @@ def test_a_rebuild_in_flight_is_waited_for() -> None:
 
 def test_a_prefill_jumps_ahead_to_what_a_neighbour_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody waits, and the first takes all SWA pages for its chunks: the second is admitted and stalls.
-    monkeypatch.setattr(scheduler, "is_computed_by", lambda *_: False)
+    monkeypatch.setattr(arrivals, "is_computed_by", lambda *_: False)
     world = roomy(max_rows=1000, swa_pages=100, pattern="SFSS")
     first, second = (world.submit(prompt(0, 900) + prompt(index, 10), 5) for index in (1, 2))
     world.step()

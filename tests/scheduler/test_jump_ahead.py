@@ -6,7 +6,7 @@ import pytest
 from support.engine_world import EngineWorld
 
 from forkpoint.cache import CacheGeometry
-from forkpoint.scheduler import scheduler
+from forkpoint.scheduler import arrivals
 
 
 def prompt(start: int, length: int) -> list[int]:
@@ -16,7 +16,7 @@ def prompt(start: int, length: int) -> list[int]:
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both prefills are admitted; the first takes all SWA pages for its chunks, so that the second stalls."""
-    monkeypatch.setattr(scheduler, "is_computed_by", lambda *_: False)
+    monkeypatch.setattr(arrivals, "is_computed_by", lambda *_: False)
 
 
 def two_that_share(length: int, *, anchors: tuple[int, ...] = (), **kwargs: object) -> EngineWorld:
