@@ -69,7 +69,7 @@ class Decoder:
         """Logits [N, V] float32 of rows [N, hidden] that run() returned."""
         if not len(x):
             return torch.empty((0, self._config.vocab_size), device=self._model.device)
-        logits = self._model.weights.lm_head(self._model.weights.final_norm(x)).float()
+        logits = self._model.weights.lm_head(self._model.weights.final_norm(x), is_decode=True).float()
         if self._config.logit_multiplier != 1.0:
             logits = logits * self._config.logit_multiplier
         if self._config.final_softcap is not None:
@@ -103,7 +103,7 @@ class Decoder:
         spec = self._config.layers[index]
         weights = self._model.weights.layers[index]
         normed = x if weights.attention_norm is None else weights.attention_norm(x)
-        q, keys, values = _project(normed, spec, weights, rows.rotations)
+        q, keys, values = _project(normed, spec, weights, rows)
         self._pools.write(index, rows.batch.write_slots[spec.kind], keys, values)
         return q, normed
 
@@ -126,13 +126,14 @@ class Decoder:
             attended = self._backend.attend(q, index, weights.sinks).index_select(0, wanted)
         else:
             attended = self._backend.attend(q, index, weights.sinks)
-        branch = weights.o(attended.flatten(1))
+        branch = weights.o(attended.flatten(1), is_decode=rows.is_decode)
         if is_parallel:
-            return x + self._added(branch) + self._added(weights.mlp(normed))
+            return x + self._added(branch) + self._added(weights.mlp(normed, is_decode=rows.is_decode))
         if weights.attention_output_norm is not None:
             branch = weights.attention_output_norm(branch)
         x = x + self._added(branch)
-        branch = weights.mlp(x if weights.mlp_norm is None else weights.mlp_norm(x))
+        normed = x if weights.mlp_norm is None else weights.mlp_norm(x)
+        branch = weights.mlp(normed, is_decode=rows.is_decode)
         if weights.mlp_output_norm is not None:
             branch = weights.mlp_output_norm(branch)
         return x + self._added(branch)
@@ -162,6 +163,11 @@ class _Rows:
     rotations: Mapping[RopeSpec, Rotation]
     kept: torch.Tensor | None
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row is the only one of its sequence (see Linear): never the rows of a rebuild."""
+        return self.inputs.first_rows is None and self.inputs.num_rows == self.inputs.num_sequences
+
 
 def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:
     kinds = tuple(inputs.tables)
@@ -174,17 +180,17 @@ def _copy_to_device(inputs: ForwardInput, device: torch.device) -> _Batch:
 
 
 def _project(
-    normed: torch.Tensor, spec: LayerSpec, weights: LayerWeights, rotations: Mapping[RopeSpec, Rotation]
+    normed: torch.Tensor, spec: LayerSpec, weights: LayerWeights, rows: _Rows
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [T, Hq, k_dim], keys [T, Hkv, k_dim] (both normed and rotated), values [T, Hkv, v_dim]."""
-    qkv = weights.qkv(normed)
+    qkv = weights.qkv(normed, is_decode=rows.is_decode)
     qk_dim = (spec.num_q_heads + spec.num_kv_heads) * spec.k_dim
     # q and k side by side: one norm and one rotation for both.
     qk = qkv[:, :qk_dim].view(len(normed), -1, spec.k_dim)
     if weights.qk_norm is not None:
         qk = weights.qk_norm(qk)
     if spec.rope is not None:
-        qk = rotate(qk, rotations[spec.rope])
+        qk = rotate(qk, rows.rotations[spec.rope])
     values = qkv[:, qk_dim:].view(len(normed), -1, spec.v_dim)
     if spec.value_scale != 1.0:
         values = values * spec.value_scale

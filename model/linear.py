@@ -23,15 +23,23 @@ _POST_OPS: Mapping[str, tuple[str, str]] = {"silu": ("swish", ""), "gelu_tanh": 
 
 
 class Linear(Protocol):
-    """y = x W^T + b for x [T, in], y [T, out] of the same dtype."""
+    """y = x W^T + b for x [T, in], y [T, out] of the same dtype.
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    is_decode: every row is the only one of its sequence in this step. Then a kernel for few rows may run;
+    otherwise a row must come out with the same bits however many rows there are, so that what a rebuild
+    computes equals what the first prefill did.
+    """
+
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor: ...
 
 
 class GatedMlp(Protocol):
-    """y = (activation(x G^T) * x U^T) D^T, or as ClampedSwiglu says, for x [T, hidden], y [T, hidden]."""
+    """y = (activation(x G^T) * x U^T) D^T, or as ClampedSwiglu says, for x [T, hidden], y [T, hidden].
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+    is_decode: as for Linear.
+    """
+
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor: ...
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -71,7 +79,7 @@ class PlainLinear:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
 
 
@@ -82,7 +90,7 @@ class PackedLinear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight)
         self._bias = bias
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return y
 
@@ -95,11 +103,11 @@ class PlainGatedMlp:
         self._down = down
         self._activation = activation
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
+        gate, up = self._gate_up(x, is_decode=is_decode).chunk(2, dim=-1)
         if isinstance(self._activation, ClampedSwiglu):
-            return self._down(_clamped_swiglu(gate, up, self._activation))
-        return self._down(_ACTIVATIONS[self._activation](gate) * up)
+            return self._down(_clamped_swiglu(gate, up, self._activation), is_decode=is_decode)
+        return self._down(_ACTIVATIONS[self._activation](gate) * up, is_decode=is_decode)
 
 
 class PackedGatedMlp:
@@ -116,12 +124,12 @@ class PackedGatedMlp:
         self._down = down
         self._post_op, self._algorithm = _POST_OPS[activation]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
         gated = torch.ops.mkldnn._linear_pointwise(
             x, self._gate, self._gate_bias, self._post_op, [], self._algorithm
         )
         product = torch.ops.mkldnn._linear_pointwise.binary(x, gated, self._up, self._up_bias, "mul")
-        return self._down(product)
+        return self._down(product, is_decode=is_decode)
 
 
 def _clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, activation: ClampedSwiglu) -> torch.Tensor:

@@ -59,7 +59,7 @@ class MoeMlp:
         self._router = router
         self._experts = tuple(experts)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
         """x: [T, hidden]. Returns [T, hidden], same dtype."""
         chosen, weights = self._router(x)
         num_chosen = chosen.shape[1]
@@ -73,7 +73,7 @@ class MoeMlp:
         for expert, count in zip(self._experts, counts, strict=True):
             if count:
                 end = start + count
-                results.index_copy_(0, by_expert[start:end], expert(rows[start:end]))
+                results.index_copy_(0, by_expert[start:end], expert(rows[start:end], is_decode=is_decode))
                 start = end
         by_row = results.view(len(x), num_chosen, x.shape[1])
         return torch.bmm(weights.to(x.dtype)[:, None], by_row)[:, 0]
