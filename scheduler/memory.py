@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 import torch
 
+from forkpoint.configs.cgroup import memory_limit
 from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.serving import EngineConfig
 
@@ -15,10 +16,12 @@ DEFAULT_CUDA_SHARE = 0.88
 
 
 def available_bytes(device: torch.device) -> int:
-    """What could be allocated on the device now."""
+    """What could be allocated on the device now; on the CPU no more than the container's limit leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    limit = memory_limit()
+    return available if limit is None else min(available, limit.available)
 
 
 def check_kv_memory(config: EngineConfig, available: int) -> None:
@@ -44,7 +47,9 @@ def kv_memory_bytes(config: EngineConfig, device: torch.device) -> int:
         share = config.mem_fraction_static or DEFAULT_CUDA_SHARE
         return max(0, int(total * share) - (total - free))
     if config.mem_fraction_static is not None:
-        total = psutil.virtual_memory().total
+        total, limit = psutil.virtual_memory().total, memory_limit()
+        if limit is not None:
+            total = min(total, limit.total)
         return max(0, int(total * config.mem_fraction_static) - psutil.Process().memory_info().rss)
     return min(int(available_bytes(device) * DEFAULT_CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
 

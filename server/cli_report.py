@@ -14,6 +14,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from forkpoint.configs.cgroup import memory_limit
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import check_settings, default_model_name
 
@@ -46,7 +47,12 @@ def print_environment() -> int:
     table.add_row("python", platform.python_version(), "ok")
     table.add_row("machine", f"{platform.system()} {platform.machine()}", "")
     table.add_row("cores", f"{_num_usable_cores()} usable, {psutil.cpu_count(logical=False)} physical", "")
-    table.add_row("memory", f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available", "")
+    limit = memory_limit()
+    table.add_row(
+        "memory",
+        f"{memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB available",
+        "" if limit is None else f"this container may use {limit.total / GIB:.1f} GiB",
+    )
     missing = 0
     for name in REQUIRED:
         version = _version(name)
