@@ -39,7 +39,7 @@ class _CountingExpert:
         self.factor = factor
         self.calls: list[int] = []
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
         self.calls.append(len(x))
         return x * self.factor
 
