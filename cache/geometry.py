@@ -39,7 +39,8 @@ class CacheGeometry:
     def frontier(self, num_computed: int) -> int:
         """The lowest position whose SWA state is kept once num_computed positions are computed."""
         assert self.window is not None
-        return page_floor(max(0, num_computed - (self.window - 1) - self.margin), self.page_size)
+        lowest = num_computed - (self.window - 1) - self.margin
+        return page_floor(lowest, self.page_size) if lowest > 0 else 0
 
     def max_resting_swa_tokens(self) -> int:
         """Most SWA slots that one sequence holds between steps: W + margin + 2 (P - 1)."""

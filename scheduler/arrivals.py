@@ -13,10 +13,9 @@ from forkpoint.scheduler.chunks import Chunks
 from forkpoint.scheduler.followers import is_computed_by
 from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.messages import PromptScores
-from forkpoint.scheduler.plan import Span
+from forkpoint.scheduler.plan import PlanDraft
 from forkpoint.scheduler.roster import Roster
 from forkpoint.scheduler.sequence import Sequence
-from forkpoint.scheduler.work import WorkMeter
 
 # Followers that one step passes by at most, for each costs a match.
 MAX_PASSED_BY = 64
@@ -34,18 +33,16 @@ class Arrivals:
         limits: SchedulerLimits,
         *,
         chunks: Chunks,
-        work: WorkMeter,
         clock: Callable[[], float],
     ) -> None:
         self._roster = roster
         self._cache = cache
         self._limits = limits
         self._chunks = chunks
-        self._work = work
         self._clock = clock
         self._admission = Admission(cache, limits)
 
-    def plan(self, spans: list[Span]) -> None:
+    def plan(self, draft: PlanDraft) -> None:
         """Start waiting sequences in order and plan their first chunks; one that lacks pages blocks the rest.
 
         Passed by are followers, and those whose grammar is being compiled.
@@ -53,7 +50,7 @@ class Arrivals:
         waiting, running = self._roster.waiting, self._roster.running
         passed_by: list[Sequence] = []
         while waiting and len(running) < self._limits.max_running:
-            if self._work.rows_of(spans) >= self._limits.max_rows or len(passed_by) >= MAX_PASSED_BY:
+            if draft.rows >= self._limits.max_rows or len(passed_by) >= MAX_PASSED_BY:
                 break
             if not self._take_grammar(waiting[0]):
                 continue
@@ -63,7 +60,7 @@ class Arrivals:
                 continue
             match = self._cache.match(sequence.reusable_tokens, sequence.namespace)
             if self._cache.enabled and is_computed_by(
-                spans, sequence, match, self._limits.geometry.page_size
+                draft.chunks, sequence, match, self._limits.geometry.page_size
             ):
                 passed_by.append(sequence)
                 continue
@@ -71,7 +68,7 @@ class Arrivals:
                 waiting.appendleft(sequence)
                 break
             self._start(sequence, match)
-            self._chunks.plan(sequence, spans)
+            self._chunks.plan(sequence, draft)
         waiting.extendleft(reversed(passed_by))
 
     def wait_for_grammar(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forkpoint.cache import PrefixCache
 from forkpoint.scheduler.limits import SchedulerLimits
-from forkpoint.scheduler.plan import Span
+from forkpoint.scheduler.plan import PlanDraft, Span
 from forkpoint.scheduler.roster import Roster
 from forkpoint.scheduler.sequence import Sequence
 from forkpoint.scheduler.work import WorkMeter
@@ -22,13 +22,13 @@ class Chunks:
         self._limits = limits
         self._work = work
 
-    def plan(self, sequence: Sequence, spans: list[Span]) -> bool:
+    def plan(self, sequence: Sequence, draft: PlanDraft) -> bool:
         """Plan as many rows of a prefill as budget and pools allow; False when that is none."""
         lease = sequence.lease
         assert lease is not None
         start = sequence.num_computed
         # Early rows of a rebuild run in few layers and cost little, but each takes a slot all the same.
-        budget = self._limits.max_rows - self._work.rows_of(spans)
+        budget = self._limits.max_rows - draft.rows
         end = min(sequence.num_tokens, start + budget, self._cache.max_end(lease))
         # Rather several smaller chunks than a kept window lost.
         end = max(min(end, start + SHRUNK_CHUNK), min(end, self._cache.max_end_without_eviction(lease)))
@@ -37,7 +37,8 @@ class Chunks:
         if end <= start:
             return False
         self._cache.extend(lease, end)
-        spans.append(Span(sequence, start, end, is_decode=False))
+        span = Span(sequence, start, end, is_decode=False)
+        draft.add_chunk(span, self._work.rows(span))
         return True
 
     def jump_ahead(self, sequence: Sequence) -> None:

@@ -28,7 +28,12 @@ class Committer:
         """
         num_sampled = num_scored = 0
         is_damaged = False
+        tokens: list[int] = output.tokens.tolist()
         for span in plan.spans:
+            if span.is_decode and num_sampled not in output.faults:
+                self._take_decoded(span, num_sampled, tokens[num_sampled], output)
+                num_sampled += 1
+                continue
             row = num_sampled if span.samples else None
             num_sampled += span.samples
             scores = None
@@ -44,6 +49,18 @@ class Committer:
                 continue
             self._take_span(span, row, output, scores)
         return is_damaged
+
+    def _take_decoded(self, span: Span, row: int, token: int, output: StepOutput) -> None:
+        """As _take_span, of what nearly all spans are: one row of a decoding sequence, without a fault."""
+        sequence, end = span.sequence, span.end
+        assert sequence.lease is not None
+        sequence.num_computed = end
+        if end > sequence.most_computed:
+            sequence.most_computed = end
+        self._cache.advance(sequence.lease, end)
+        if row in output.logprobs:
+            self._roster.events.logprobs[sequence.uid] = output.logprobs[row]
+        self._append(sequence, token)
 
     def _take_span(
         self, span: Span, row: int | None, output: StepOutput, scores: TokenLogprobs | None

@@ -14,9 +14,10 @@ from forkpoint.scheduler.sequence import Sequence
 MIN_SHARED_TOKENS = 32
 
 
-def is_computed_by(spans: Iterable[Span], sequence: Sequence, match: Match, page_size: int) -> bool:
+def is_computed_by(chunks: Iterable[Span], sequence: Sequence, match: Match, page_size: int) -> bool:
     """Whether a prefill or rebuild that runs rows in this step is ahead of `sequence` on a shared prefix.
 
+    chunks: the step's spans that are no decode rows.
     Only a prefill with rows in this very step counts: one that was aborted, retracted or is stalled holds
     nobody up. Judged anew in each step, so that nothing must wake a follower.
     """
@@ -26,8 +27,8 @@ def is_computed_by(spans: Iterable[Span], sequence: Sequence, match: Match, page
     return any(
         _shares(span.sequence, sequence, match.full_len + least, span.sequence.prefill_end)
         or _rebuilds_for(span, sequence, match, least)
-        for span in spans
-        if not span.is_decode and span.sequence.namespace == sequence.namespace
+        for span in chunks
+        if span.sequence.namespace == sequence.namespace
     )
 
 

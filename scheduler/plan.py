@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forkpoint.cache import Lease
@@ -49,6 +49,33 @@ class Span(NamedTuple):
         return lease
 
 
+@dataclass(slots=True)
+class PlanDraft:
+    """Spans chosen so far for one step. Mutable: it collects. rows: what they take of the step's budget."""
+
+    decodes: list[Span] = field(default_factory=list)
+    chunks: list[Span] = field(default_factory=list)
+    rows: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Not the same as rows == 0: the first rows of a rebuild may cost nothing of the budget."""
+        return not (self.decodes or self.chunks)
+
+    def add_decode(self, span: Span) -> None:
+        self.decodes.append(span)
+        self.rows += 1
+
+    def add_chunk(self, span: Span, rows: int) -> None:
+        """rows: what the chunk takes of the budget, as WorkMeter tells."""
+        self.chunks.append(span)
+        self.rows += rows
+
+    def plan(self) -> StepPlan:
+        """Decode rows first: the order of the batch."""
+        return StepPlan((*self.decodes, *self.chunks))
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """The spans of one step; their pages are reserved already."""
@@ -58,6 +85,17 @@ class StepPlan:
     @property
     def num_prefill_rows(self) -> int:
         return sum([span.end - span.start for span in self.spans if not span.is_decode])
+
+    @property
+    def num_rebuild_rows(self) -> int:
+        """Of the prefill rows, those below a full hit: their full KV is there, their windows are not."""
+        return sum(
+            [
+                max(0, min(span.end, span.lease.full_hit) - span.start)
+                for span in self.spans
+                if not span.is_decode
+            ]
+        )
 
     @property
     def num_decode_rows(self) -> int:

@@ -6,10 +6,12 @@ sequences, first come first served.
 
 from __future__ import annotations
 
+import contextlib
+
 from forkpoint.cache import OutOfPages, PrefixCache
 from forkpoint.scheduler.arrivals import Arrivals
 from forkpoint.scheduler.chunks import Chunks
-from forkpoint.scheduler.plan import Span, StepPlan
+from forkpoint.scheduler.plan import PlanDraft, Span, StepPlan
 from forkpoint.scheduler.roster import Roster
 from forkpoint.scheduler.sequence import Sequence
 
@@ -27,32 +29,38 @@ class Planner:
         """As Scheduler.plan()."""
         running = self._roster.running
         while True:
-            spans: list[Span] = []
-            self._plan_decodes(spans)
-            self._plan_prefills(spans)
-            self._arrivals.plan(spans)
-            if spans or not running:
-                if not spans:
+            draft = PlanDraft()
+            self._plan_decodes(draft)
+            self._plan_prefills(draft)
+            self._arrivals.plan(draft)
+            if not draft.is_empty or not running:
+                if draft.is_empty:
                     self._arrivals.wait_for_grammar()
-                return StepPlan(tuple(spans))
+                return draft.plan()
             # Prefills hold all pages and none can go on: the newest gives way.
             self._give_way(running[-1])
 
-    def _plan_decodes(self, spans: list[Span]) -> None:
+    def _plan_decodes(self, draft: PlanDraft) -> None:
         for sequence in list(self._roster.running):
-            if sequence.is_decoding and sequence.lease is not None and self._reserve_decode_row(sequence):
-                start = sequence.num_computed
-                spans.append(Span(sequence, start, start + 1, is_decode=True))
-
-    def _reserve_decode_row(self, sequence: Sequence) -> bool:
-        """Reserve one row, retracting newer sequences for it; False if `sequence` itself had to go."""
-        while sequence.lease is not None:
+            lease, start = sequence.lease, sequence.num_computed
+            if lease is None or not sequence.is_decoding:
+                continue  # it had to go for an older one just now, or is a prefill
             try:
+                self._cache.extend(lease, start + 1)
+            except OutOfPages:
+                if not self._reserve_by_force(sequence):
+                    continue
+            draft.add_decode(Span(sequence, start, start + 1, is_decode=True))
+
+    def _reserve_by_force(self, sequence: Sequence) -> bool:
+        """Reserve one row, retracting newer sequences for it; False if `sequence` itself had to go."""
+        while True:
+            self._give_way(self._roster.running[-1])
+            if sequence.lease is None:
+                return False
+            with contextlib.suppress(OutOfPages):
                 self._cache.extend(sequence.lease, sequence.num_computed + 1)
                 return True
-            except OutOfPages:
-                self._give_way(self._roster.running[-1])
-        return False
 
     def _give_way(self, sequence: Sequence) -> None:
         """Retract the newest sequence; one that fills the pools alone ends with `length`."""
@@ -63,8 +71,8 @@ class Planner:
         assert num_running > 1, "a sequence that fits the pools alone cannot go on"
         self._roster.retract(sequence)
 
-    def _plan_prefills(self, spans: list[Span]) -> None:
+    def _plan_prefills(self, draft: PlanDraft) -> None:
         for sequence in self._roster.running:
             if not sequence.is_decoding:
                 self._chunks.jump_ahead(sequence)
-                self._chunks.plan(sequence, spans)
+                self._chunks.plan(sequence, draft)

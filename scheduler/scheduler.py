@@ -41,10 +41,9 @@ class Scheduler:
         self.limits = limits
         self._compilations = compilations
         self._clock = clock
-        work = WorkMeter(cache.staircase)
         self._roster = Roster(cache)
-        chunks = Chunks(self._roster, cache, limits, work)
-        arrivals = Arrivals(self._roster, cache, limits, chunks=chunks, work=work, clock=clock)
+        chunks = Chunks(self._roster, cache, limits, WorkMeter(cache.staircase))
+        arrivals = Arrivals(self._roster, cache, limits, chunks=chunks, clock=clock)
         self._planner = Planner(self._roster, cache, chunks=chunks, arrivals=arrivals)
         self._committer = Committer(self._roster, cache, limits)
 

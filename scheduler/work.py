@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from forkpoint.cache import Match
 from forkpoint.configs.staircase import Staircase
 from forkpoint.scheduler.plan import Span
@@ -15,13 +13,10 @@ class WorkMeter:
     def __init__(self, staircase: Staircase | None) -> None:
         self._staircase = staircase
 
-    def rows_of(self, spans: Iterable[Span]) -> int:
-        """What spans take of a step's budget: rows, those of rebuilds by the share of layers they run in."""
-        return sum(self._rows(span) for span in spans)
-
-    def _rows(self, span: Span) -> int:
+    def rows(self, span: Span) -> int:
+        """What a span takes of a step's budget: rows, of rebuilds by the share of layers they run in."""
         stairs = self._staircase
-        if span.is_decode or stairs is None or span.start >= span.lease.full_hit:
+        if stairs is None or span.start >= span.lease.full_hit:
             return span.num_rows
         row_layers = stairs.row_layers(span.lease.full_hit, span.lease.resume, span.start, span.end)
         return -(-row_layers // stairs.num_layers)

@@ -15,6 +15,7 @@ from forkpoint.cache.pages import num_pages_for
 from forkpoint.configs.sampling import SamplingParams
 from forkpoint.configs.staircase import Staircase
 from forkpoint.model.inputs import Kind
+from forkpoint.scheduler.constraint import Compilations
 from forkpoint.scheduler.engine import Engine
 from forkpoint.scheduler.limits import RESERVED_DECODE_TOKENS, SchedulerLimits
 from forkpoint.scheduler.messages import Abort, EngineInfo, Finish, FlushCache, FlushDone, StepTokens, Submit
@@ -60,6 +61,7 @@ class EngineWorld:
         pattern: str = "SF",
         rebuilds: bool = True,
         tile: int = 1,
+        compilations: Compilations | None = None,
     ) -> None:
         staircase = None
         if rebuilds and geometry.window is not None:
@@ -94,7 +96,9 @@ class EngineWorld:
             pattern=pattern,
         )
         self.time_s = 0.0
-        self.scheduler = Scheduler(self.cache, self.limits, clock=lambda: self.time_s)
+        self.scheduler = Scheduler(
+            self.cache, self.limits, compilations=compilations, clock=lambda: self.time_s
+        )
         self.engine = Engine(
             self.scheduler, self.runner, kinds=kinds, info=_info(self.limits), clock=lambda: self.time_s
         )
