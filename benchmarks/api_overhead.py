@@ -263,8 +263,8 @@ def serve_steps(_: EngineConfig, inbox: Connection, outbox: Connection) -> None:
                 del left[uid]
                 finished.append(Finish(uid, "length"))
         step = StepTokens(
-            uids=np.array(uids, dtype=np.int64),
-            tokens=np.arange(num_steps, num_steps + len(uids), dtype=np.int32) % len(LETTERS),
+            uids=uids,
+            tokens=[(num_steps + index) % len(LETTERS) for index in range(len(uids))],
             started=tuple(started),
             finished=tuple(finished),
             stats=EngineStats(running=len(left), num_steps=num_steps),

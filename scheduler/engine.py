@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-import numpy as np
 import structlog
 
 from forkpoint.cache.prefix_cache import PoolUse
@@ -93,17 +92,19 @@ class Engine:
         """
         started_s = self._clock()
         plan = self.scheduler.plan()
+        num_rebuild_rows = plan.num_rebuild_rows  # before the step: what ends in it has no lease any more
         if plan.spans:
             self._run(plan)
         events = self.scheduler.take_events()
         return StepTokens(
-            uids=np.array(events.uids, dtype=np.int64),
-            tokens=np.array(events.tokens, dtype=np.int32),
+            uids=events.uids,
+            tokens=events.tokens,
             started=tuple(events.started),
             finished=tuple(events.finished),
             stats=self.stats(),
             step_s=self._clock() - started_s,
             num_prefill_rows=plan.num_prefill_rows,
+            num_rebuild_rows=num_rebuild_rows,
             num_decode_rows=plan.num_decode_rows,
             logprobs=events.logprobs,
             prompt_scores=tuple(events.prompt_scores),

@@ -57,7 +57,7 @@ class Mailboxes:
         for scores in step.prompt_scores:
             if (mailbox := self._open.get(scores.uid)) is not None:
                 mailbox.put(prompt_scores=(scores,))
-        for uid, token in zip(step.uids.tolist(), step.tokens.tolist(), strict=True):
+        for uid, token in zip(step.uids, step.tokens, strict=True):
             if (mailbox := self._open.get(uid)) is None:
                 continue
             if uid in step.logprobs:

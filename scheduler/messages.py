@@ -1,10 +1,14 @@
-"""All that crosses the pipe between the API process and the engine process: frozen, pickled."""
+"""All that crosses the pipe between the API process and the engine process: frozen, pickled.
+
+What crosses in each step is tuples of plain numbers: a frozen dataclass takes three times as long to make,
+to pickle and to load, and so does an array of as many numbers as a step samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +20,8 @@ from forkpoint.configs.sampling import SamplingParams
 from forkpoint.model.outputs import TokenLogprobs as TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+_NO_LOGPROBS: Mapping[int, TokenLogprobs] = {}
 
 
 # ---- API process -> engine process
@@ -140,8 +146,7 @@ class Finish:
     is_own_fault: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
+class PoolStats(NamedTuple):
     """Slots of one kind. tree includes locked ones; leased are owned by running sequences."""
 
     free: int = 0
@@ -151,14 +156,13 @@ class PoolStats:
     capacity: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(NamedTuple):
     """Gauges as of now, and counters since the engine started (monotonic within one engine)."""
 
     running: int = 0
     waiting: int = 0
-    full: PoolStats = field(default_factory=PoolStats)
-    swa: PoolStats = field(default_factory=PoolStats)
+    full: PoolStats = PoolStats()
+    swa: PoolStats = PoolStats()
     prompt_tokens: int = 0
     cached_tokens: int = 0
     rebuilt_tokens: int = 0
@@ -189,23 +193,24 @@ class PromptScores:
     logprobs: TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class StepTokens:
+class StepTokens(NamedTuple):
     """What one step did, in columns: tokens[i] was sampled for uids[i] (at most one per uid).
 
     logprobs: by uid, of the sampled token of each sequence that asked for them (N = 1).
+    num_rebuild_rows: of the prefill rows, those whose full KV was cached.
     A sequence's first Started comes with or before its first token, its Finish with or after its last.
     """
 
-    uids: NDArray[np.int64]
-    tokens: NDArray[np.int32]
+    uids: Sequence[int]
+    tokens: Sequence[int]
     started: tuple[Started, ...] = ()
     finished: tuple[Finish, ...] = ()
-    stats: EngineStats = field(default_factory=EngineStats)
+    stats: EngineStats = EngineStats()
     step_s: float = 0.0
     num_prefill_rows: int = 0
+    num_rebuild_rows: int = 0
     num_decode_rows: int = 0
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    logprobs: Mapping[int, TokenLogprobs] = _NO_LOGPROBS
     prompt_scores: tuple[PromptScores, ...] = ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -46,7 +46,7 @@ _LABELLED_COUNTERS = (
     ),
 )
 _GAUGE_FIELDS = frozenset({"running", "waiting", "full", "swa"})
-_COUNTER_FIELDS = tuple(each.name for each in fields(EngineStats) if each.name not in _GAUGE_FIELDS)
+_COUNTER_FIELDS = tuple(name for name in EngineStats._fields if name not in _GAUGE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)

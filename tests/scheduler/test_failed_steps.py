@@ -33,7 +33,7 @@ def run_step_with(world: EngineWorld, step: Step) -> StepTokens:
         report = world.engine.step()
     finally:
         world.runner.step = real_step  # type: ignore[method-assign]
-    for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
+    for uid, token in zip(report.uids, report.tokens, strict=True):
         world.stories[uid].tokens.append(token)
     for start in report.started:
         world.stories[start.uid].cached_tokens = start.cached_tokens
@@ -78,7 +78,7 @@ def test_a_damaged_row_ends_its_own_sequence_and_all_cached_state() -> None:
     report = run_step_with(world, damaging(world, row=1))
     assert [(finish.uid, finish.reason) for finish in report.finished] == [(damaged, "error")]
     assert "not finite" in str(report.finished[0].message)
-    assert report.uids.tolist() == [neighbour]
+    assert report.uids == [neighbour]
     assert world.cache.full_use.tree == 0
     after = world.stories[world.submit([*range(100), 8], 5)]
     world.run()

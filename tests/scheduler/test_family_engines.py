@@ -20,7 +20,7 @@ def run(engine: Engine, uid: int, prompt: list[int], num_tokens: int) -> list[in
     engine.handle(Submit(uid, np.array(prompt, dtype=np.int32), params))
     tokens: list[int] = []
     while engine.has_work:
-        tokens += engine.step().tokens.tolist()
+        tokens += engine.step().tokens
     return tokens
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 
 from forkpoint.configs.errors import EngineDied
@@ -14,7 +13,7 @@ from forkpoint.scheduler.messages import Finish, Started, StepTokens
 
 
 def step(uid: int, token: int, **kwargs: object) -> StepTokens:
-    return StepTokens(np.array([uid]), np.array([token], dtype=np.int32), **kwargs)  # type: ignore[arg-type]
+    return StepTokens([uid], [token], **kwargs)  # type: ignore[arg-type]
 
 
 def test_a_slow_reader_gets_all_tokens_as_one_delta() -> None:

@@ -25,7 +25,7 @@ def greedy(model_dir: Path, prompt: list[int], num_tokens: int, *, context_lengt
     engine.handle(Submit(1, np.array(prompt, dtype=np.int32), params))
     tokens: list[int] = []
     while engine.has_work:
-        tokens += engine.step().tokens.tolist()
+        tokens += engine.step().tokens
     return tokens
 
 

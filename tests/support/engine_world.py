@@ -175,10 +175,10 @@ class EngineWorld:
             assert scores.start == 1 + len(story.prompt_scores), "a piece is missing, or sent twice"
             assert scores.logprobs.top_ids.shape == (len(scores.logprobs), story.num_logprobs or 0)
             story.prompt_scores += scores.logprobs.token_logprobs.tolist()
-        assert len(set(report.uids.tolist())) == len(report.uids)
-        asked = {uid for uid in report.uids.tolist() if self.stories[uid].num_logprobs is not None}
+        assert len(set(report.uids)) == len(report.uids)
+        asked = {uid for uid in report.uids if self.stories[uid].num_logprobs is not None}
         assert report.logprobs.keys() == asked
-        for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
+        for uid, token in zip(report.uids, report.tokens, strict=True):
             story = self.stories[uid]
             assert story.finish is None and story.cached_tokens is not None
             if story.scores_prompt:

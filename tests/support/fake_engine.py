@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from support.text_doubles import VOCAB_SIZE
@@ -329,8 +329,7 @@ class FakeEngine:
         num_prefill_rows: int,
     ) -> None:
         num_prompt_tokens = sum(len(self.submits_by_uid[uid].token_ids) for uid in started)
-        self.stats = replace(
-            self.stats,
+        self.stats = self.stats._replace(
             running=len(self._sequences),
             waiting=len(self._waiting),
             full=PoolStats(free=3000, tree=1000, locked=200, leased=96, capacity=4096),
@@ -341,8 +340,8 @@ class FakeEngine:
             generation_tokens=self.stats.generation_tokens + len(tokens),
         )
         step = StepTokens(
-            uids=np.array(list(tokens), dtype=np.int64),
-            tokens=np.array(list(tokens.values()), dtype=np.int32),
+            uids=list(tokens),
+            tokens=list(tokens.values()),
             started=tuple(started.values()),
             finished=tuple(finishes.values()),
             stats=self.stats,

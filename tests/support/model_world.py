@@ -72,7 +72,7 @@ class ModelWorld:
             self.answers[start.uid].cached_tokens = start.cached_tokens
         for scores in report.prompt_scores:
             self.answers[scores.uid].score_pieces.append(scores.logprobs)
-        for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
+        for uid, token in zip(report.uids, report.tokens, strict=True):
             self.answers[uid].tokens.append(token)
             if uid in report.logprobs:
                 self.answers[uid].logprobs.append(report.logprobs[uid])

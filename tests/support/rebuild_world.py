@@ -121,7 +121,7 @@ class RebuildWorld:
             report = self.engine.step()
             if self.runner.failure is not None:
                 raise self.runner.failure
-            for uid, token in zip(report.uids.tolist(), report.tokens.tolist(), strict=True):
+            for uid, token in zip(report.uids, report.tokens, strict=True):
                 tokens.setdefault(uid, []).append(token)
             self.cache.audit()
         return tokens
