@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import psutil
 import tokenizers
 from machine import machine_line
