@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 import torch
 
+from forkpoint.configs.cores import num_usable_cores
 from forkpoint.configs.errors import ConfigError
 
 _DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -52,14 +52,11 @@ def has_native_bfloat16() -> bool:
 def set_num_threads(num_threads: int | None = None) -> int:
     """Set torch's threads for this process, before its first operation. Returns their number.
 
-    None: one per physical core that this process may use, or OMP_NUM_THREADS (torch has read it).
+    None: one per core that this process may use, or fewer if OMP_NUM_THREADS says so (torch has read it).
     """
     if num_threads is None:
-        # torch counts the machine's cores; a container may allow fewer.
-        num_allowed = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
-        num_threads = min(num_allowed, torch.get_num_threads())
+        # torch counts the machine's processors, whatever a container's quota leaves of them.
+        num_threads = min(num_usable_cores(), torch.get_num_threads())
     torch.set_num_threads(num_threads)
     return num_threads
 
