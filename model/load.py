@@ -19,7 +19,7 @@ from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig, load_config
 from forkpoint.model.device import resolve_device, resolve_dtype
 from forkpoint.model.families import FAMILIES
-from forkpoint.model.linear import can_pack
+from forkpoint.model.linear import copies_weights
 from forkpoint.model.mxfp4 import BLOCK_SIZE, BYTES_PER_BLOCK, decode_mxfp4
 from forkpoint.model.scope import PLAIN_WEIGHTS_HINT
 from forkpoint.model.weights import (
@@ -144,8 +144,8 @@ class _Reader:
 
 def _weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> int:
     shapes = tensor_shapes(config)
-    if config.is_tied and can_pack(dtype, device):
-        shapes["lm_head"] = shapes["embedding"]  # packed, it is a copy
+    if config.is_tied and copies_weights(dtype, device):
+        shapes["lm_head"] = shapes["embedding"]
     return sum(
         math.prod(shape) * (torch.float32 if is_float32(name) else dtype).itemsize
         for name, shape in shapes.items()

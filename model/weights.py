@@ -81,7 +81,7 @@ def count_parameters(config: ModelConfig) -> int:
 def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
     """Assemble the weights; `read` gives a tensor by our name, in the right dtype and on the device.
 
-    Reads layer by layer and packs at once, so that only one layer is held twice.
+    Reads layer by layer; where weights are packed that happens at once, so that only one layer is held twice.
     """
     embedding = read("embedding")
     stored = FAMILIES[config.family].tensor_names
@@ -89,7 +89,8 @@ def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
         _build_layer(config, layer, stored, lambda name, i=index: read(f"layers.{i}.{name}"))  # type: ignore[misc]
         for index, layer in enumerate(config.layers)
     )
-    # Packing a tied head copies it: rows cannot be looked up in packed weights. Decoding 8 rows is worth it.
+    # Where layers pack their weights a tied head is a copy: rows cannot be looked up in packed weights.
+    # Decoding 8 rows is worth it.
     head = embedding if config.is_tied else read("lm_head")
     return ModelWeights(
         embedding=embedding,

@@ -17,7 +17,6 @@ from forkpoint.configs.sampling import SamplingParams
 from forkpoint.model.config import load_config
 from forkpoint.model.device import has_native_bfloat16, resolve_dtype, set_num_threads
 from forkpoint.model.inputs import Draw
-from forkpoint.model.linear import PlainGatedMlp, PlainLinear, can_pack, make_gated_mlp, make_linear
 from forkpoint.model.load import load_model
 from forkpoint.model.runner import ModelRunner
 
@@ -145,30 +144,3 @@ def test_number_of_threads_is_set() -> None:
         assert set_num_threads(None) == 1
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(
-    not can_pack(torch.float32, torch.device("cpu")), reason="this build of torch has no oneDNN"
-)
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_packed_layers_equal_plain_ones(activation: str, has_bias: bool) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(17, 48, generator=generator)
-    gate_up = torch.randn(128, 48, generator=generator) / 7
-    down = torch.randn(48, 64, generator=generator) / 8
-    gate_up_bias = torch.randn(128, generator=generator) if has_bias else None
-    down_bias = torch.randn(48, generator=generator) if has_bias else None
-    packed = make_gated_mlp(gate_up, gate_up_bias, down, down_bias, activation)  # type: ignore[arg-type]
-    plain = PlainGatedMlp(
-        PlainLinear(gate_up, gate_up_bias),
-        PlainLinear(down, down_bias),
-        activation,  # type: ignore[arg-type]
-    )
-    torch.testing.assert_close(packed(x), plain(x), atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        make_linear(down, down_bias)(torch.ones(5, 64)),
-        PlainLinear(down, down_bias)(torch.ones(5, 64)),
-        atol=1e-5,
-        rtol=0,
-    )
