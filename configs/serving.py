@@ -22,6 +22,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     load_format: str = "auto"
+    num_threads: int | None = None
     context_length: int | None = None
     page_size: int = 16
     max_running_requests: int | None = None

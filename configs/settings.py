@@ -112,6 +112,13 @@ class ServeSettings:
         Literal["auto", "torch", "cpu", "flashinfer"],
         Parameter(group=MODEL, help="How attention is computed; torch is the plain reference."),
     ] = "auto"
+    threads: Annotated[
+        int | Auto,
+        Parameter(
+            group=MODEL,
+            help="Threads that the CPU computes with; auto: one per core that affinity and quota leave.",
+        ),
+    ] = "auto"
     context_length: Annotated[
         int | Auto,
         Parameter(

@@ -12,6 +12,7 @@ from forkpoint.configs.serving import EngineConfig, ServerConfig
 from forkpoint.configs.settings import ServeSettings
 
 MAX_PORT = 65535
+MAX_THREADS = 1024
 
 T = TypeVar("T", int, float)
 
@@ -31,6 +32,7 @@ def check_settings(settings: ServeSettings) -> None:
         ("--rebuild-depth", settings.rebuild_depth),
     ):
         _require(flag, count, 1, math.inf)
+    _require("--threads", settings.threads, 1, MAX_THREADS)
     _require("--max-queued-requests", settings.max_queued_requests, 0, math.inf)
     _require("--shutdown-timeout", settings.shutdown_timeout, 0, math.inf)
     for flag, share in (
@@ -61,6 +63,7 @@ def engine_config(settings: ServeSettings, model_dir: Path) -> EngineConfig:
         kv_cache_dtype=settings.kv_cache_dtype,
         attention_backend=settings.attention_backend,
         load_format=settings.load_format,
+        num_threads=_chosen(settings.threads),
         context_length=_chosen(settings.context_length),
         page_size=settings.page_size,
         max_running_requests=_chosen(settings.max_running_requests),

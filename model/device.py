@@ -61,6 +61,11 @@ def set_num_threads(num_threads: int | None = None) -> int:
     return num_threads
 
 
+def num_compute_threads(device: torch.device) -> int:
+    """How many threads a model on this device computes with in this process; 0 where it is no CPU."""
+    return torch.get_num_threads() if device.type == "cpu" else 0
+
+
 def _named_dtype(name: str, *, flag: str) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is unknown; known: auto, {', '.join(_DTYPES)}", hint=flag)

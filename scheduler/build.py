@@ -15,7 +15,7 @@ from forkpoint.configs.errors import ConfigError, ModelLoadError
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.configs.staircase import Staircase
 from forkpoint.model.config import ModelConfig
-from forkpoint.model.device import resolve_device, resolve_kv_dtype
+from forkpoint.model.device import num_compute_threads, resolve_device, resolve_kv_dtype
 from forkpoint.model.inputs import Kind
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
@@ -199,6 +199,7 @@ def _info(config: EngineConfig, limits: SchedulerLimits, model: Model, runner: M
         attention_backend=runner.attention_backend,
         layer_pattern=model.config.layer_pattern,
         num_parameters=model.num_parameters,
+        num_threads=num_compute_threads(model.device),
         family=model.config.family,
         weight_bytes=model.weight_bytes,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),

@@ -44,7 +44,7 @@ def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connecti
     from forkpoint.scheduler.build import build_engine
 
     configure_logging(config.log_level, config.log_format)
-    set_num_threads()
+    set_num_threads(config.num_threads)
     serve_pipe(config, inbox, outbox, build_engine)
 
 

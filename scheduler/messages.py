@@ -82,6 +82,7 @@ class EngineInfo:
 
     full_tokens, swa_tokens: usable slots (0 where the model lacks the kind). window: W, counts the query.
     full_bytes_per_token, swa_bytes_per_token: what one slot takes, over all layers of the kind.
+    num_threads: that compute on the CPU; 0 where something else does.
     """
 
     context_length: int
@@ -98,6 +99,7 @@ class EngineInfo:
     attention_backend: str
     layer_pattern: str
     num_parameters: int
+    num_threads: int = 0
     family: str = ""
     weight_bytes: int = 0
     kv_cache_dtype: str = ""

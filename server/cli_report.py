@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from forkpoint.configs.cgroup import memory_limit
+from forkpoint.configs.cgroup import cpu_limit, memory_limit
+from forkpoint.configs.cores import allowed_processors, num_physical, num_usable_cores
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import check_settings, default_model_name
 
@@ -46,7 +46,7 @@ def print_environment() -> int:
     table.add_row("forkpoint", importlib.metadata.version("forkpoint"), "ok")
     table.add_row("python", platform.python_version(), "ok")
     table.add_row("machine", f"{platform.system()} {platform.machine()}", "")
-    table.add_row("cores", f"{_num_usable_cores()} usable, {psutil.cpu_count(logical=False)} physical", "")
+    table.add_row("cores", *_cores())
     limit = memory_limit()
     table.add_row(
         "memory",
@@ -82,9 +82,11 @@ def _device() -> tuple[str, str]:
     return f"cuda: {name}, {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free", "never tested; the CPU is"
 
 
-def _num_usable_cores() -> int:
-    # A container or taskset may leave fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _cores() -> tuple[str, str]:
+    processors, limit = allowed_processors(), cpu_limit()
+    found = f"{num_physical(processors)} usable, as {len(processors)} processors"
+    quota = "" if limit is None else f"this container may use the time of {limit:g}; "
+    return found, f"{quota}--threads auto: {num_usable_cores()}"
 
 
 def _version(package: str) -> str | None:

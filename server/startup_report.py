@@ -27,6 +27,7 @@ def report_fields(info: EngineInfo) -> dict[str, object]:
         "parameters": info.num_parameters,
         "dtype": info.dtype,
         "device": info.device,
+        "threads": info.num_threads,
         "attention_backend": info.attention_backend,
         "weight_bytes": info.weight_bytes,
         "layers": short_pattern(info.layer_pattern),
@@ -47,7 +48,10 @@ def report_text(info: EngineInfo, defaults: SamplingDefaults) -> str:
     window = "" if info.window is None else f", window {info.window:,}"
     lines = [
         ("model", f"{info.family}, {info.num_parameters:,} parameters"),
-        ("weights", f"{_size(info.weight_bytes)} in {info.dtype} on {info.device}"),
+        (
+            "weights",
+            f"{_size(info.weight_bytes)} in {info.dtype} on {info.device}{_threads(info.num_threads)}",
+        ),
         ("layers", f"{short_pattern(pattern)} ({' and '.join(kinds)}{window})"),
     ]
     for kind, num_tokens, bytes_per_token in _pools(info):
@@ -70,6 +74,10 @@ def report_text(info: EngineInfo, defaults: SamplingDefaults) -> str:
     if own:
         lines.append(("sampling", f"{', '.join(own)} by default (generation_config.json)"))
     return "\n".join(f"  {name:<9} {text}" for name, text in lines)
+
+
+def _threads(count: int) -> str:
+    return f", {count} thread{'s' * (count > 1)}" if count else ""
 
 
 def short_pattern(pattern: str) -> str:

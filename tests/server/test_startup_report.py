@@ -45,6 +45,16 @@ def test_layer_pattern_is_shortened(pattern: str, short: str) -> None:
     assert short_pattern(pattern) == short
 
 
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "in bfloat16 on cpu
+"), (1, "on cpu, 1 thread
+"), (8, "on cpu, 8 threads
+")]
+)
+def test_report_tells_how_many_threads_compute(count: int, told: str) -> None:
+    assert told in report_text(replace(HYBRID, num_threads=count), SamplingDefaults())
+
+
 def test_report_for_people_tells_parameters_layers_pools_and_limits() -> None:
     text = report_text(HYBRID, SamplingDefaults())
     assert "gemma3_text, 268,098,176 parameters" in text

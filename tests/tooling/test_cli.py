@@ -36,6 +36,8 @@ FLAGS = """
 --generation-config none
 --quantization none
 --attention-backend torch
+--threads 2
+--threads auto
 --context-length 4096
 --max-model-len 4096
 --page-size 4
@@ -208,6 +210,7 @@ def test_a_wrong_file_is_refused(
         (["serve", "--context-length", "1e3"], "it takes a whole number"),
         (["serve", "--mem-fraction-static", "nan"], "--mem-fraction-static is nan"),
         (["serve", "--mem-fraction-static", "1.5"], "must be above 0 and at most 1"),
+        (["serve", "--threads", "0"], "--threads is 0; it must be 1 to 1024"),
         (["serve", "--shutdown-timeout", "inf"], "--shutdown-timeout is inf"),
         (["serve", "--swa-total-tokens", "9", "--swa-full-tokens-ratio", "0.5"], "both set"),
         (["serve", "--chat-template", "/does/not/exist"], "--chat-template /does/not/exist is not a file"),
@@ -254,6 +257,7 @@ def test_check_env_finds_this_environment_complete(capsys: pytest.CaptureFixture
 def test_auto_leaves_the_choice_to_the_engine() -> None:
     config = engine_config(ServeSettings(), Path("model"))
     assert config.context_length is None
+    assert config.num_threads is None
     assert config.mem_fraction_static is None
     assert config.enable_radix_cache
 
@@ -264,6 +268,7 @@ def test_settings_reach_the_engine() -> None:
     cache = engine_config(ServeSettings(disable_radix_cache=True, retention="tail"), Path("model"))
     assert (cache.enable_radix_cache, cache.retention) == (False, "tail")
     assert engine_config(ServeSettings(load_format="dummy"), Path("model")).load_format == "dummy"
+    assert engine_config(ServeSettings(threads=3), Path("model")).num_threads == 3
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-chat", "some.gguf"])
