@@ -79,10 +79,8 @@ inline void pack_tile(const std::uint16_t* x, Index inputs, Index rows, Index st
 // A slab of weights as tiles. What is no full tile lies in a copy that zeros fill up.
 class TilesOf {
 public:
-    // ahead: how many slabs further the one begins that will be read after this one.
-    TilesOf(const char* start, Index inputs, Index count, Index ahead)
+    TilesOf(const char* start, Index inputs, Index count)
         : start_(start),
-          next_(start + ahead * kSlab * inputs * 2),
           stride_(inputs * 2),
           full_(inputs / kStep),
           has_tail_(inputs % kStep != 0) {
@@ -106,23 +104,28 @@ public:
     }
     const char* at(Index step) const { return step < full_ ? start_ + step * 64 : tail_[0]; }
     Index stride_at(Index step) const { return step < full_ ? stride_ : 64; }
-    // 16 lines of the next slab in each step, in the order of memory.
-    void prefetch_next(Index step) const {
-        for (int line = 0; line < 16; ++line) __builtin_prefetch(next_ + (step * kSlab + line) * 64, 0, 2);
-    }
 
 private:
-    const char *start_, *next_;
+    const char* start_;
     Index stride_, full_;
     bool has_tail_;
     std::unique_ptr<Scratch<char>> copy_;
     alignas(64) char tail_[kSlab][64];
 };
 
+// What will be read after two slabs: two more, fetched in the order of memory while those are multiplied.
+struct Ahead {
+    const char *one, *two;
+
+    void fetch(const char* next, Index step) const {
+        for (int line = 0; line < kSlab; ++line) __builtin_prefetch(next + (step * kSlab + line) * 64, 0, 2);
+    }
+};
+
 // Two slabs of weights with kBlocks = 1 or 2 blocks of x. sums: [kBlocks, 2 slabs, 16 outputs, 16 rows].
-template <int kBlocks>
-FORKPOINT_AMX_BF16 void multiply_tiles(const TilesOf& one, const TilesOf& two, const std::uint32_t* x0,
-                                       const std::uint32_t* x1, Index padded, float* sums) {
+template <int kBlocks, bool kFetches>
+FORKPOINT_AMX_BF16 void multiply_tiles(const TilesOf& one, const TilesOf& two, const Ahead& ahead,
+                                       const std::uint32_t* x0, const std::uint32_t* x1, Index padded, float* sums) {
     _tile_zero(0);
     _tile_zero(1);
     if (kBlocks == 2) {
@@ -130,11 +133,11 @@ FORKPOINT_AMX_BF16 void multiply_tiles(const TilesOf& one, const TilesOf& two, c
         _tile_zero(3);
     }
     for (Index step = 0; step < padded / kStep; ++step) {
-        one.prefetch_next(step);
+        if (kFetches) ahead.fetch(ahead.one, step);
         _tile_loadd(4, one.at(step), one.stride_at(step));
         _tile_loadd(6, x0 + step * kTile, 64);
         _tile_dpbf16ps(0, 4, 6);
-        two.prefetch_next(step);
+        if (kFetches) ahead.fetch(ahead.two, step);
         _tile_loadd(5, two.at(step), two.stride_at(step));
         _tile_dpbf16ps(1, 5, 6);
         if (kBlocks == 2) {
