@@ -6,29 +6,27 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
-
-import structlog
+from typing import TYPE_CHECKING, Protocol
 
 from forkpoint.cache import CacheGeometry, PrefixCache
-from forkpoint.configs.errors import ConfigError, ModelLoadError
+from forkpoint.configs.errors import ConfigError
 from forkpoint.configs.serving import EngineConfig
 from forkpoint.configs.staircase import Staircase
-from forkpoint.model.config import ModelConfig
+from forkpoint.model.config import ModelConfig, load_config
 from forkpoint.model.device import num_compute_threads, resolve_device, resolve_kv_dtype
 from forkpoint.model.inputs import Kind
 from forkpoint.model.load import Model, load_model
 from forkpoint.model.runner import ModelRunner
 from forkpoint.scheduler.constraint import Compilations
 from forkpoint.scheduler.engine import Engine, Runner
-from forkpoint.scheduler.grammar import GrammarCompiler
 from forkpoint.scheduler.limits import SchedulerLimits
 from forkpoint.scheduler.memory import available_bytes, check_kv_memory, kv_memory_bytes
 from forkpoint.scheduler.messages import EngineInfo, LoadProgress
 from forkpoint.scheduler.pool_sizes import PoolDemand, PoolSizes, size_pools
 from forkpoint.scheduler.scheduler import Scheduler
 
-log = structlog.get_logger("forkpoint.engine")
+if TYPE_CHECKING:
+    from forkpoint.scheduler.grammar import GrammarCompiler
 
 Progress = Callable[[LoadProgress], None]
 
@@ -39,6 +37,9 @@ DEFAULT_MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load and connect everything. Raises ModelLoadError or ConfigError for what the user can put right."""
+    progress(LoadProgress("reading the configuration", 0, 1))
+    load_config(config.model_dir)  # again with the weights: what is wrong in it should be said first
+    progress(LoadProgress("reading the configuration", 1, 1))
     # Before the weights, which may take minutes; what is left after them is compared again.
     check_kv_memory(config, available_bytes(resolve_device(config.device)))
     model = load_model(
@@ -68,15 +69,16 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
 
 
 def _compilations(model_dir: Path, config: ModelConfig) -> Compilations | None:
-    """None, with a line in the log, where the tokenizer cannot follow grammars."""
+    """None where there is no tokenizer. A vocabulary takes seconds to load, so this only says how."""
     if not (model_dir / "tokenizer.json").is_file():
         return None
-    try:
-        compiler = GrammarCompiler.load(model_dir, config.vocab_size, config.eos_token_ids)
-    except ModelLoadError as error:
-        log.warning("grammars_unavailable", reason=str(error))
-        return None
-    return Compilations(compiler)
+
+    def load() -> GrammarCompiler:
+        from forkpoint.scheduler.grammar import GrammarCompiler
+
+        return GrammarCompiler.load(model_dir, config.vocab_size, config.eos_token_ids)
+
+    return Compilations(load)
 
 
 class TiledRunner(Runner, Protocol):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
+
+from forkpoint.configs.errors import ModelLoadError, RequestError
 
 if TYPE_CHECKING:
     # The scheduler also runs where neither llguidance nor tokenizers is wanted: in a simulation.
     from forkpoint.scheduler.grammar import GrammarCompiler, GrammarMatcher
+
+log = structlog.get_logger("forkpoint.engine")
 
 
 class Constraint:
@@ -55,16 +60,42 @@ class Constraint:
 
 
 class Compilations:
-    """Compiles grammars in a thread of its own, so that no step waits for one."""
+    """Compiles grammars in a thread of its own, so that no step waits for one.
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        # One thread: more would take the cores from the steps. It starts with the first grammar.
+    The compiler is loaded there too, at prepare() or with the first grammar: no start waits for it.
+    """
+
+    def __init__(self, load: Callable[[], GrammarCompiler]) -> None:
+        """load: called once, in the thread. Where it raises ModelLoadError, every grammar is refused."""
+        self._load = load
+        self._compiler: Future[GrammarCompiler] | None = None
+        # One thread: more would take the cores from the steps, and what is asked for first is done first.
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+
+    def prepare(self) -> Future[GrammarCompiler]:
+        """Begin to load the compiler, unless that was done. Returns at once.
+
+        Holds the GIL for about a second at a time (GrammarCompiler.load): for a moment without work.
+        """
+        if self._compiler is None:
+            self._compiler = self._threads.submit(self._load_compiler)
+        return self._compiler
 
     def start(self, grammar: str) -> Future[Constraint]:
         """A new constraint, at the beginning of an output; the future raises RequestError."""
-        return self._threads.submit(self._compile, grammar)
+        return self._threads.submit(_compile, self.prepare(), grammar)
 
-    def _compile(self, grammar: str) -> Constraint:
-        return Constraint(self._compiler.matcher(grammar), self._compiler.eos_token_ids)
+    def _load_compiler(self) -> GrammarCompiler:
+        try:
+            return self._load()
+        except ModelLoadError as error:
+            log.warning("grammars_unavailable", reason=str(error))
+            raise
+
+
+def _compile(loaded: Future[GrammarCompiler], grammar: str) -> Constraint:
+    try:
+        compiler = loaded.result()  # the same thread has loaded it before
+    except ModelLoadError as error:
+        raise RequestError(f"this model cannot follow grammars: {error}") from error
+    return Constraint(compiler.matcher(grammar), compiler.eos_token_ids)

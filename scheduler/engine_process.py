@@ -16,13 +16,15 @@ import structlog
 from forkpoint.configs.errors import ConfigError, ForkpointError, ModelLoadError
 from forkpoint.configs.logs import configure_logging
 from forkpoint.configs.serving import EngineConfig
+from forkpoint.configs.start_clock import StartClock
 from forkpoint.scheduler.engine import Engine, EngineBroken
 from forkpoint.scheduler.messages import Failed, FromEngine, LoadProgress, Ready, Shutdown, ToEngine
 
 log = structlog.get_logger("forkpoint.engine")
 
-# How long the engine waits for a message before it uses an idle moment to audit the cache.
-IDLE_AUDIT_S = 2.0
+# How long the engine waits for a message before it uses an idle moment: to audit the cache, and once to load
+# what grammars need.
+IDLE_S = 2.0
 IDLE_AUDIT_NODES = 5_000
 
 BuildEngine = Callable[[EngineConfig, Callable[[LoadProgress], None]], Engine]
@@ -57,13 +59,19 @@ def shorten_spinning(environment: MutableMapping[str, str]) -> None:
 
 def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, build: BuildEngine) -> None:
     """Build an engine and serve it over two pipes."""
+    start = StartClock("imports")
 
     def send(message: FromEngine) -> None:
         outbox.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
+    def progress(step: LoadProgress) -> None:
+        start.begin(step.what)
+        send(step)
+
     try:
-        engine = _build(build, config, send)
-        send(Ready(engine.info))
+        engine = _build(build, config, progress)
+        start.begin("ready")
+        send(Ready(engine.info, start.stages))
         _loop(engine, inbox, send)
     except (ConfigError, ModelLoadError) as error:
         send(Failed(str(error), error.hint))
@@ -74,9 +82,9 @@ def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, buil
         send(Failed(str(error)))
 
 
-def _build(build: BuildEngine, config: EngineConfig, send: Callable[[FromEngine], None]) -> Engine:
+def _build(build: BuildEngine, config: EngineConfig, progress: Callable[[LoadProgress], None]) -> Engine:
     try:
-        return build(config, send)
+        return build(config, progress)
     except (ForkpointError, OSError, MemoryError):
         raise
     except Exception as error:
@@ -88,10 +96,10 @@ def _build(build: BuildEngine, config: EngineConfig, send: Callable[[FromEngine]
 
 
 def _loop(engine: Engine, inbox: Connection, send: Callable[[FromEngine], None]) -> None:
-    is_audited = True
+    is_idle_used = False
     while True:
         has_news = False
-        while inbox.poll(_patience_s(engine, has_news=has_news, is_audited=is_audited)):
+        while inbox.poll(_patience_s(engine, has_news=has_news, is_idle_used=is_idle_used)):
             message: ToEngine = pickle.loads(inbox.recv_bytes())
             if isinstance(message, Shutdown):
                 return
@@ -101,15 +109,16 @@ def _loop(engine: Engine, inbox: Connection, send: Callable[[FromEngine], None])
             has_news = True
         if engine.has_work or has_news:
             send(engine.step())
-            is_audited = False
+            is_idle_used = False
         else:
             # A request that arrives meanwhile waits: 20,000 nodes take 0.3 s.
             if engine.scheduler.cache.num_nodes <= IDLE_AUDIT_NODES:
                 engine.scheduler.cache.audit()
-            is_audited = True
+            engine.scheduler.prepare_grammars()
+            is_idle_used = True
 
 
-def _patience_s(engine: Engine, *, has_news: bool, is_audited: bool) -> float | None:
+def _patience_s(engine: Engine, *, has_news: bool, is_idle_used: bool) -> float | None:
     if engine.has_work or has_news:
         return 0.0
-    return None if is_audited else IDLE_AUDIT_S
+    return None if is_idle_used else IDLE_S

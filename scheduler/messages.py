@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from forkpoint.cache.description import TreeDescription
 from forkpoint.configs.sampling import SamplingParams
+from forkpoint.configs.start_clock import Stages
 
 # By this name too: the server sees nothing of the model but what crosses the pipe.
 from forkpoint.model.outputs import TokenLogprobs as TokenLogprobs
@@ -118,7 +119,10 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
+    """Requests are served from now on. stages: what the engine's process spent its start on."""
+
     info: EngineInfo
+    stages: Stages = ()
 
 
 @dataclass(frozen=True, slots=True)

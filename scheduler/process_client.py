@@ -18,6 +18,7 @@ import structlog
 
 from forkpoint.configs.errors import EngineDied, EngineLoading, ModelLoadError
 from forkpoint.configs.serving import EngineConfig
+from forkpoint.configs.start_clock import Stages
 from forkpoint.scheduler.client import EngineState, TokenMailbox
 from forkpoint.scheduler.mailboxes import Mailboxes
 from forkpoint.scheduler.messages import (
@@ -81,6 +82,11 @@ class _Link:
             while (message := self._to_send.get()) is not None:
                 self._outbox.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
+    def kill(self) -> None:
+        """End the process now, whatever it does."""
+        self.process.kill()
+        self.close()
+
     def close(self) -> None:
         """End the process, by force if it does not go, and close the pipes. Blocks for seconds at most."""
         self._to_send.put(None)
@@ -107,6 +113,7 @@ class ProcessEngine:
         self._mailboxes = Mailboxes(max_queued=max_queued)
         self._state = EngineState.LOADING
         self._info: EngineInfo | None = None
+        self._stages: Stages = ()
         self._ready: asyncio.Future[EngineInfo] | None = None
         self._link: _Link | None = None
         self._restart: asyncio.Task[None] | None = None
@@ -132,6 +139,11 @@ class ProcessEngine:
         return self._mailboxes.stats
 
     @property
+    def stages(self) -> Stages:
+        """What the engine's process spent its last start on; empty until it is ready."""
+        return self._stages
+
+    @property
     def num_restarts(self) -> int:
         return self._num_restarts
 
@@ -149,6 +161,24 @@ class ProcessEngine:
 
     def on_progress(self, listener: Callable[[LoadProgress], None]) -> None:
         self._progress_listeners.append(listener)
+
+    def spawn(self) -> None:
+        """Begin the process before there is an event loop; start() goes on with it.
+
+        It loads beside whatever this process does meanwhile. Whoever calls this must see to close().
+        """
+        assert self._link is None, "it runs already"
+        self._link = _Link(self._entry, self._config)
+
+    def close(self) -> None:
+        """Kill the process if there still is one: where start() was never called, or its loop is gone.
+
+        Idempotent; does nothing after stop().
+        """
+        link, self._link = self._link, None
+        if link is not None:
+            self._state = EngineState.STOPPED
+            link.kill()
 
     async def start(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
@@ -209,7 +239,9 @@ class ProcessEngine:
     def _launch(self) -> None:
         self._state = EngineState.LOADING
         self._failure = None
-        self._link = _Link(self._entry, self._config)
+        if self._link is None:
+            self.spawn()
+        assert self._link is not None
         asyncio.get_running_loop().add_reader(self._link.inbox.fileno(), self._read)
 
     def _send(self, message: ToEngine) -> None:
@@ -240,6 +272,7 @@ class ProcessEngine:
             for listener in self._progress_listeners:
                 listener(message)
         elif isinstance(message, Ready):
+            self._stages = message.stages
             self._become_ready(message.info)
         else:
             self._failure = message

@@ -10,16 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forkpoint.configs.serving import ServerConfig
+import structlog
+
+from forkpoint.configs.serving import SamplingDefaults, ServerConfig
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import check_settings, engine_config, server_config
+from forkpoint.configs.start_clock import StartClock
 from forkpoint.scheduler.messages import LoadProgress
 from forkpoint.server.cli_layers import CACHE_VARIABLE
 from forkpoint.server.cli_progress import StartupProgress, startup_progress
 from forkpoint.server.listener import bind_listener
 
 if TYPE_CHECKING:
+    from forkpoint.scheduler.process_client import ProcessEngine
     from forkpoint.server.text import Tokenizer
+
+_log = structlog.stdlib.get_logger(__name__)
 
 
 def serve_model(model: str, settings: ServeSettings) -> int:
@@ -52,13 +58,9 @@ def ready_text(url: str, config: ServerConfig, *, can_chat: bool = False) -> str
 def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: StartupProgress) -> int:
     from forkpoint.model.resolve import default_cache_dir, resolve_model
     from forkpoint.scheduler.process_client import ProcessEngine
-    from forkpoint.server.chat_template import ChatTemplate
-    from forkpoint.server.generation_config import read_sampling_defaults
-    from forkpoint.server.run import run_server
-    from forkpoint.server.startup_report import report_text
-    from forkpoint.server.structured_check import WorkerGrammarChecks
-    from forkpoint.server.text import Tokenizer
 
+    start = StartClock("command line")
+    start.begin("model")
     own_cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(own_cache).expanduser() if own_cache else default_cache_dir(dict(os.environ))
     model_dir = resolve_model(
@@ -69,24 +71,57 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
         has_weights=settings.load_format != "dummy",
         converts_gguf=settings.load_format != "safetensors",
     )
-    if settings.generation_config == "auto":
-        config = replace(config, sampling_defaults=read_sampling_defaults(model_dir))
     engine = ProcessEngine(engine_config(settings, model_dir), max_queued=config.max_queued_requests)
+    with contextlib.closing(engine):
+        # First of all: importing torch and loading the weights takes longer than all that is left here.
+        engine.spawn()
+        start.begin("imports")
+        if settings.generation_config == "auto":
+            config = replace(config, sampling_defaults=_sampling_defaults(model_dir))
+        return _serve_beside(engine, model_dir, config, progress, start)
+
+
+def _serve_beside(
+    engine: ProcessEngine,
+    model_dir: Path,
+    config: ServerConfig,
+    progress: StartupProgress,
+    start: StartClock,
+) -> int:
+    """Make the parts of this process while the engine's loads, and serve."""
+    from forkpoint.server.chat_template import ChatTemplate
+    from forkpoint.server.run import run_server
+    from forkpoint.server.startup_report import report_text, start_fields, start_text
+    from forkpoint.server.structured_check import WorkerGrammarChecks
+    from forkpoint.server.text import Tokenizer
+
+    start.begin("tokenizer")
     tokenizer = Tokenizer.load(model_dir)
+    start.begin("chat template")
     template = ChatTemplate.load(model_dir, config.chat_template)
+    start.begin("waiting for the engine")
 
     def show(step: LoadProgress) -> None:
         progress.show(step.what, step.done, step.total)
 
     def announce(url: str) -> None:
+        start.begin("ready")
         progress.close()
+        _log.info("start_took", **start_fields(start.stages, engine.stages))
         if engine.info is not None:
             print(report_text(engine.info, config.sampling_defaults), flush=True)
+        print(start_text(start.stages, engine.stages), flush=True)
         print(ready_text(url, config, can_chat=template is not None), flush=True)
 
     engine.on_progress(show)
     grammars = WorkerGrammarChecks(_grammar_command(model_dir, tokenizer))
     return run_server(config, engine, tokenizer, template, grammars=grammars, on_ready=announce)
+
+
+def _sampling_defaults(model_dir: Path) -> SamplingDefaults:
+    from forkpoint.server.generation_config import read_sampling_defaults
+
+    return read_sampling_defaults(model_dir)
 
 
 def _grammar_command(model_dir: Path, tokenizer: Tokenizer) -> list[str]:

@@ -6,8 +6,10 @@ from dataclasses import asdict
 from itertools import groupby
 
 from forkpoint.configs.serving import SamplingDefaults
+from forkpoint.configs.start_clock import Stages
 from forkpoint.scheduler.messages import EngineInfo
 
+_LINE = "  {:<9} {}"
 _KIND_NAMES = {"full": "full attention", "swa": "sliding window"}
 
 
@@ -73,7 +75,33 @@ def report_text(info: EngineInfo, defaults: SamplingDefaults) -> str:
     own = [f"{name} {value:g}" for name, value in asdict(defaults).items() if value != plain[name]]
     if own:
         lines.append(("sampling", f"{', '.join(own)} by default (generation_config.json)"))
-    return "\n".join(f"  {name:<9} {text}" for name, text in lines)
+    return "\n".join(_LINE.format(name, text) for name, text in lines)
+
+
+def start_fields(own: Stages, engine: Stages) -> dict[str, object]:
+    """Fields of the log line that says where the time of the start went, in seconds.
+
+    own: stages of the API process up to ready; engine: of the engine's, which ran beside the later ones.
+    """
+    return {
+        "ready_s": round(sum(seconds for _, seconds in own), 2),
+        "stages": {name: round(seconds, 2) for name, seconds in own},
+        "engine_stages": {name: round(seconds, 2) for name, seconds in engine},
+    }
+
+
+def start_text(own: Stages, engine: Stages) -> str:
+    """The same for people; stages too short to be seen are left out."""
+    lines = [("start", f"ready in {sum(seconds for _, seconds in own):.1f} s: {_stages(own)}")]
+    if engine:
+        lines.append(
+            ("", f"beside it the engine {sum(seconds for _, seconds in engine):.1f} s: {_stages(engine)}")
+        )
+    return "\n".join(_LINE.format(name, text) for name, text in lines)
+
+
+def _stages(stages: Stages) -> str:
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages if seconds >= 0.05)
 
 
 def _threads(count: int) -> str:

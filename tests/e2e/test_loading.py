@@ -39,6 +39,9 @@ def test_hub_model_is_served_and_later_without_the_hub(
 
 def _check_report(served: ServedModel) -> None:
     """The log line at the start, /server_info and the tiny model's true figures agree."""
+    start = served.log.wait_for_event("start_took")
+    assert list(start["stages"])[-3:] == ["tokenizer", "chat template", "waiting for the engine"]
+    assert "imports" in start["engine_stages"] and "warming up" in start["engine_stages"]
     line = served.log.wait_for_event("ready")
     info = served.http.get("/server_info").json()
     assert line["layers"] == "S3 F"

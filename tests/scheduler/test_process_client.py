@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from support.checking_runner import expected_continuation
 from support.engine_entries import die_at_once, serve_broken_model, serve_checked
@@ -77,6 +78,37 @@ def test_tokens_cross_the_pipe_and_the_pools_are_empty_after_a_flush() -> None:
         assert engine.state is EngineState.STOPPED
 
     asyncio.run(story())
+
+
+def test_an_engine_spawned_before_the_event_loop_is_the_one_that_serves() -> None:
+    engine = ProcessEngine(CONFIG, entry=serve_checked)
+    engine.spawn()
+    pid = engine.process_id
+
+    async def story() -> None:
+        seen: list[LoadProgress] = []
+        engine.on_progress(seen.append)
+        await engine.start()
+        await asyncio.wait_for(engine.wait_ready(), PATIENCE_S)
+        assert engine.process_id == pid is not None
+        assert seen == [LoadProgress("loading weights", 1, 1)], "what came before the loop is not lost"
+        assert [name for name, _ in engine.stages] == ["imports", "loading weights"]
+        tokens, _ = await read_all(engine.submit(submit(0, [1, 2, 3], 5)))
+        assert tokens == expected_continuation([1, 2, 3], 5, VOCAB_SIZE)
+        await engine.stop()
+
+    asyncio.run(story())
+    assert engine.process_id is None
+
+
+def test_a_start_that_is_given_up_leaves_no_process() -> None:
+    engine = ProcessEngine(CONFIG, entry=serve_checked)
+    engine.spawn()
+    child = psutil.Process(engine.process_id)
+    engine.close()
+    engine.close()
+    assert not child.is_running()
+    assert engine.state is EngineState.STOPPED
 
 
 def test_the_cache_is_described_across_the_pipe_beside_flushes() -> None:

@@ -9,7 +9,13 @@ from support.fake_engine import INFO
 from support.http_server import serving
 
 from forkpoint.configs.serving import SamplingDefaults
-from forkpoint.server.startup_report import report_fields, report_text, short_pattern
+from forkpoint.server.startup_report import (
+    report_fields,
+    report_text,
+    short_pattern,
+    start_fields,
+    start_text,
+)
 
 HYBRID = replace(
     INFO,
@@ -46,10 +52,7 @@ def test_layer_pattern_is_shortened(pattern: str, short: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, "in bfloat16 on cpu
-"), (1, "on cpu, 1 thread
-"), (8, "on cpu, 8 threads
-")]
+    ("count", "told"), [(0, "in bfloat16 on cpu\n"), (1, "on cpu, 1 thread\n"), (8, "on cpu, 8 threads\n")]
 )
 def test_report_tells_how_many_threads_compute(count: int, told: str) -> None:
     assert told in report_text(replace(HYBRID, num_threads=count), SamplingDefaults())
@@ -90,3 +93,18 @@ def test_server_info_has_them_too() -> None:
     assert info["sampling_defaults"]["top_k"] == 20
     assert info["full_tokens"] == INFO.full_tokens
     assert {"weight_bytes", "full_bytes_per_token", "swa_bytes_per_token", "num_parameters"} <= set(info)
+
+
+def test_the_start_is_told_by_stages_in_the_log_and_for_people() -> None:
+    own = (("command line", 0.41), ("model", 0.004), ("tokenizer", 1.5), ("waiting for the engine", 2.0))
+    engine = (("imports", 2.21), ("loading weights", 0.7))
+    assert start_text(own, engine).splitlines() == [
+        "  start     ready in 3.9 s: command line 0.4, tokenizer 1.5, waiting for the engine 2.0",
+        "            beside it the engine 2.9 s: imports 2.2, loading weights 0.7",
+    ]
+    fields = start_fields(own, engine)
+    assert fields["ready_s"] == 3.91
+    assert fields["stages"] == {
+        "command line": 0.41, "model": 0.0, "tokenizer": 1.5, "waiting for the engine": 2.0
+    }  # fmt: skip
+    assert fields["engine_stages"] == dict(engine)

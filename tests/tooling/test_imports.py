@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,28 @@ def test_the_api_process_serves_without_torch(tmp_path: Path) -> None:
         "import forkpoint.scheduler.process_client, forkpoint.model.resolve"
     )
     assert "torch" not in modules_after(statement, tmp_path)
+
+
+def test_the_engine_is_spawned_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}), encoding="utf-8")
+    statement = f"""
+from forkpoint.scheduler.process_client import ProcessEngine
+from forkpoint.server.cli import run
+def spawn(self):
+    print("spawned", *sys.modules, file=sys.stderr)
+    sys.exit()
+ProcessEngine.spawn = spawn
+run(["serve", {str(tmp_path)!r}, "--port", "0"])"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys\n{statement}"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    word, *modules = done.stderr.split()
+    assert word == "spawned" and "forkpoint.model.resolve" in modules
+    assert not {"torch", "transformers", "fastapi", "uvicorn", "tokenizers", "jinja2"} & set(modules)
 
 
 def test_no_part_is_imported_under_its_bare_name() -> None:
