@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, nargs="+", help="default: all cores, and one less")
-    parser.add_argument("--spins", type=int, nargs="+", default=[0, 10_000, 300_000])
+    parser.add_argument("--spins", type=int, nargs="+", default=[0, 2000, 10_000, 300_000])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--save", action="store_true")
@@ -75,7 +75,7 @@ def main() -> None:
     counts = arguments.threads or sorted({cores, max(1, cores - 1)})
     # One thread meets nobody at barriers.
     settings = [
-        Setting(count, spin) for count in counts for spin in (arguments.spins if count > 1 else [10_000])
+        Setting(count, spin) for count in counts for spin in (arguments.spins if count > 1 else [2000])
     ]
     samples: Samples = {}
     for _ in range(arguments.repeats):

@@ -162,7 +162,7 @@ def main() -> None:
     if arguments.child is not None:
         print(json.dumps(asdict(measure(SETTINGS[arguments.child]))))
         return
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the engine process sets it
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as the engine process sets it
     wanted = [index for index, setting in enumerate(SETTINGS) if setting.group in arguments.only]
     figures: dict[int, list[Figures]] = {index: [] for index in wanted}
     for round_number in range(arguments.rounds):

@@ -27,6 +27,9 @@ log = structlog.get_logger("forkpoint.engine")
 IDLE_S = 2.0
 IDLE_AUDIT_NODES = 5_000
 
+# Turns of libgomp's loop in which a thread waits at a barrier before it sleeps; see shorten_spinning.
+SPIN_TURNS = 2000
+
 BuildEngine = Callable[[EngineConfig, Callable[[LoadProgress], None]], Engine]
 
 
@@ -49,12 +52,13 @@ def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connecti
 def shorten_spinning(environment: MutableMapping[str, str]) -> None:
     """Let threads that wait at a barrier sleep soon, unless a person chose how they wait. Before torch comes.
 
-    They spin long by default, and share the cores with the API process. A short spin is as fast alone, and
-    stays so beside others: prefill of 512 tokens / decode of one on two cores with two busy neighbours took
-    8.7 s / 281 ms by default, 1.1 s / 65 ms so, 1.3 s / 99 ms without any spinning (November 2026).
+    They spin for milliseconds by default, which beside a busy neighbour costs whole time slices: 8 streams of
+    the demo on two such cores gave 5 tokens per second, 64 with 10,000 turns, 75 with 3,000, 95 with 1,000, 87
+    without any (December 2026, medians; benchmarks/threads.py). A turn takes 40 cycles on some processors and
+    140 on others, so SPIN_TURNS is some tens of microseconds: what lies between two operations of a step.
     """
     if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", "10000")
+        environment.setdefault("GOMP_SPINCOUNT", str(SPIN_TURNS))
 
 
 def serve_pipe(config: EngineConfig, inbox: Connection, outbox: Connection, build: BuildEngine) -> None:

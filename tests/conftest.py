@@ -5,4 +5,4 @@ from __future__ import annotations
 import os
 
 # As in the engine process: threads that spin for long slow each other and the servers under test down.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")

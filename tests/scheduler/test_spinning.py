@@ -10,8 +10,8 @@ from forkpoint.scheduler.engine_process import shorten_spinning
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({}, {"GOMP_SPINCOUNT": "10000"}),
-        ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "10000"}),
+        ({}, {"GOMP_SPINCOUNT": "2000"}),
+        ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "2000"}),
         ({"GOMP_SPINCOUNT": "5"}, {"GOMP_SPINCOUNT": "5"}),
         ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
     ],

@@ -207,7 +207,7 @@ def launch(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
     }
     # Beside other work on the same cores, threads that spin at every barrier make the demo 7 times slower and
     # a tiny model 10 times (2 cores, 2 busy neighbours, November 2026): tests would time out.
-    environment.setdefault("GOMP_SPINCOUNT", "10000")
+    environment.setdefault("GOMP_SPINCOUNT", "2000")
     with subprocess.Popen(
         [FORKPOINT, "serve", str(model), "--host", "127.0.0.1", *flags],
         stdout=subprocess.DEVNULL,
