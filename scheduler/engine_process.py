@@ -52,10 +52,11 @@ def run_engine_process(config: EngineConfig, inbox: Connection, outbox: Connecti
 def shorten_spinning(environment: MutableMapping[str, str]) -> None:
     """Let threads that wait at a barrier sleep soon, unless a person chose how they wait. Before torch comes.
 
-    They spin for milliseconds by default, which beside a busy neighbour costs whole time slices: 8 streams of
-    the demo on two such cores gave 5 tokens per second, 64 with 10,000 turns, 75 with 3,000, 95 with 1,000, 87
-    without any (December 2026, medians; benchmarks/threads.py). A turn takes 40 cycles on some processors and
-    140 on others, so SPIN_TURNS is some tens of microseconds: what lies between two operations of a step.
+    They spin for milliseconds by default, which beside a busy neighbour costs whole time slices. 8 streams of
+    the demo on two such cores, tokens per second, medians of benchmarks/threads.py (December 2026): in a run
+    5 by default, 50 with 10,000 turns, 80 with none; in another 64 with 10,000, 75 with 3,000, 95 with 1,000,
+    87 with none. A turn takes 40 cycles on some processors and 140 on others: SPIN_TURNS lasts some tens of
+    microseconds, which bridges the gap between two operations of a step.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", str(SPIN_TURNS))
