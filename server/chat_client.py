@@ -85,7 +85,7 @@ class ChatClient:
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         """url: of the server or of its /v1; `http://` may be left out. Raises ConfigError if it is none."""
-        self.url = _server_url(url)
+        self.url = server_url(url)
         # As bytes: a key may hold any character, and the library would refuse to encode some.
         self._headers = {} if api_key is None else {b"Authorization": b"Bearer " + api_key.encode()}
         self._http = self._connections()
@@ -158,15 +158,15 @@ class ChatClient:
             yield
         except httpx2.ConnectError as exc:
             raise RemoteError(
-                f"no server answers at {self.url} ({_one_line(exc)})",
+                f"no server answers at {self.url} ({one_line(exc)})",
                 hint="start one with `forkpoint serve`, or give its address with --url",
             ) from exc
         except httpx2.TimeoutException as exc:
             raise RemoteError(f"{self.url} does not answer in time", hint="is --url right?") from exc
         except httpx2.SSEError as exc:
-            raise RemoteError(f"{self.url} answers with no event stream: {_one_line(exc)}") from exc
+            raise RemoteError(f"{self.url} answers with no event stream: {one_line(exc)}") from exc
         except httpx2.RequestError as exc:
-            raise RemoteError(f"the connection to {self.url} ended: {_one_line(exc)}") from exc
+            raise RemoteError(f"the connection to {self.url} ended: {one_line(exc)}") from exc
 
     def _raise_for_status(self, response: httpx2.Response) -> None:
         """Raise what an answer other than 200 means to a person. Its body must have been read."""
@@ -197,7 +197,7 @@ def _read_events(response: httpx2.Response, account: Account) -> Iterator[Piece]
         if not isinstance(chunk, dict):
             continue
         if chunk.get("error"):
-            raise RemoteError(f"the server broke off: {_message_of(chunk)}")
+            raise RemoteError(f"the server broke off: {message_of(chunk)}")
         _note_usage(chunk.get("usage"), account)
         for choice in _choices_of(chunk):
             account.finish_reason = choice.get("finish_reason") or account.finish_reason
@@ -228,7 +228,8 @@ def _note_usage(usage: Any, account: Account) -> None:
     account.rebuilt_tokens = details.get("rebuilt_tokens")
 
 
-def _server_url(url: str) -> str:
+def server_url(url: str) -> str:
+    """The address that a person gave, with its scheme and without /v1. Raises ConfigError if it is none."""
     text = url.strip()
     if "://" not in text:
         text = f"http://{text}"
@@ -249,17 +250,18 @@ def _error_message(response: httpx2.Response) -> str:
         body = response.json()
     except ValueError:
         body = None
-    return _message_of(body) or _one_line(response.text)[:200] or response.reason_phrase
+    return message_of(body) or one_line(response.text)[:200] or response.reason_phrase
 
 
-def _message_of(body: Any) -> str:
+def message_of(body: Any) -> str:
     """The message in OpenAI's envelope, or in the shapes that other servers use."""
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message", error.get("detail")) if isinstance(error, dict) else error
-    return _one_line(message)[:500] if message else ""
+    return one_line(message)[:500] if message else ""
 
 
-def _one_line(value: object) -> str:
+def one_line(value: object) -> str:
+    """The text of `value` without line breaks, for a message."""
     return " ".join(str(value).split())
 
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from forkpoint.configs.bench_settings import BenchSettings
 from forkpoint.configs.chat_settings import ChatSettings
 from forkpoint.configs.errors import (
     ConfigError,
@@ -52,6 +53,8 @@ Settings = Annotated[ServeSettings, Parameter(name="*")]
 DEFAULTS = ServeSettings()
 Chat = Annotated[ChatSettings, Parameter(name="*")]
 CHAT_DEFAULTS = ChatSettings()
+Bench = Annotated[BenchSettings, Parameter(name="*")]
+BENCH_DEFAULTS = BenchSettings()
 Measurement = Annotated[MeasureSettings, Parameter(name="*")]
 MEASUREMENT_DEFAULTS = MeasureSettings()
 Simulation = Annotated[SimulateSettings, Parameter(name="*")]
@@ -124,6 +127,17 @@ def build_app() -> App:
         from forkpoint.server.cli_chat import chat_with_server
 
         return chat_with_server(settings)
+
+    @app.command
+    def bench(*, settings: Bench = BENCH_DEFAULTS) -> int:
+        """Load-test a running server: Forkpoint's, or any that is OpenAI-compatible.
+
+        Prints throughput, latencies and the hit rate of the server's prefix cache; --json and --plot keep
+        them. Without --request-rate, --concurrency requests are under way all the time.
+        """
+        from forkpoint.server.cli_bench import run_bench
+
+        return run_bench(settings)
 
     @app.command
     def simulate(*, settings: Simulation = SIMULATION_DEFAULTS) -> int:

@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from forkpoint.configs.chat_settings import ChatSettings
-from forkpoint.configs.errors import ConfigError, RemoteError
+from forkpoint.configs.errors import RemoteError
 from forkpoint.server.chat_client import ChatClient, ServerNotReady
 from forkpoint.server.cli_chat_session import COMMANDS, ChatSession, wait
 from forkpoint.server.cli_chat_terminal import Writer, make_reader
+from forkpoint.server.cli_key import read_api_key
 
 _ANSWER_OPTIONS = ("max_tokens", "temperature", "top_p", "seed")
 
@@ -20,7 +20,9 @@ _ANSWER_OPTIONS = ("max_tokens", "temperature", "top_p", "seed")
 def chat_with_server(settings: ChatSettings, *, sleep: Callable[[float], None] = time.sleep) -> int:
     """Chat until /exit or the end of input; returns the exit status. Raises ConfigError, RemoteError."""
     writer = Writer(sys.stdout, sys.stderr)
-    with closing(ChatClient(settings.url, api_key=_api_key(settings))) as client:
+    with closing(
+        ChatClient(settings.url, api_key=read_api_key(settings.api_key, settings.api_key_file))
+    ) as client:
         model = settings.model or _first_model(client, writer, sleep)
         reader = make_reader(COMMANDS)
         if reader.is_person:
@@ -43,25 +45,3 @@ def _first_model(client: ChatClient, writer: Writer, sleep: Callable[[float], No
         if not names:
             raise RemoteError(f"{client.url} lists no model", hint="name one with --model")
         return names[0]
-
-
-def _api_key(settings: ChatSettings) -> str | None:
-    if settings.api_key is not None and settings.api_key_file is not None:
-        raise ConfigError("--api-key and --api-key-file both give a key", hint="give one of them")
-    if settings.api_key_file is None:
-        key, flag = settings.api_key, "--api-key"
-    else:
-        key, flag = _first_line(settings.api_key_file), "--api-key-file"
-    # Never in the message: whoever sees the terminal must not learn the key.
-    if key is not None and (not key or not key.isprintable()):
-        raise ConfigError(f"the key of {flag} is empty, or has characters that no key has")
-    return key
-
-
-def _first_line(path: Path) -> str:
-    """The first key in a file as `serve --api-key-file` takes it: # begins a comment."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"--api-key-file {path} cannot be read: {exc}") from exc
-    return next((line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
