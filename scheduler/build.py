@@ -37,11 +37,11 @@ DEFAULT_MAX_RUNNING = {"cpu": 32, "cuda": 256}
 
 def build_engine(config: EngineConfig, progress: Progress) -> Engine:
     """Load and connect everything. Raises ModelLoadError or ConfigError for what the user can put right."""
+    # Before the weights, which may take minutes; what is left after them is compared again.
+    check_kv_memory(config, available_bytes(resolve_device(config.device)))
     progress(LoadProgress("reading the configuration", 0, 1))
     load_config(config.model_dir)  # again with the weights: what is wrong in it should be said first
     progress(LoadProgress("reading the configuration", 1, 1))
-    # Before the weights, which may take minutes; what is left after them is compared again.
-    check_kv_memory(config, available_bytes(resolve_device(config.device)))
     model = load_model(
         config.model_dir,
         dtype=config.dtype,
