@@ -7,7 +7,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def load_model(
 
     dtype, device: as --dtype and --device name them. load_format `dummy`: random weights, the same each time;
     model_dir needs config.json only. progress is called with (tensors read, tensors in all).
-    Peak memory is the result, one layer and one shard; all names and shapes are checked before any of it.
+    Peak memory is the result and one layer; all names and shapes are checked before any of it.
     Raises ModelLoadError that names the file or the tensor, ConfigError for a wrong dtype or device.
     """
     torch_device = resolve_device(device)
@@ -114,18 +114,29 @@ class _Reader:
         self._progress = progress
         self._num_read = 0
 
-    def __call__(self, name: str) -> torch.Tensor:
-        source = self._sources[name]
-        if source.exponents is not None:
-            tensor = self._decoded(source, source.exponents)
-        else:
-            # copy=True: the tensor must not stay tied to the mapped file, which may be deleted or replaced.
-            dtype = torch.float32 if is_float32(name) else self._dtype
-            tensor = self._checkpoint.tensor(source.name).to(self._device, dtype, copy=True)
+    def __call__(self, *names: str) -> torch.Tensor:
+        sources = [self._sources[name] for name in names]
+        exponents = sources[0].exponents
+        if exponents is not None:
+            assert len(sources) == 1
+            tensor = self._decoded(sources[0], exponents)
+            self._count()
+            return tensor
+        return self._joined(sources, torch.float32 if is_float32(names[0]) else self._dtype)
+
+    def _count(self) -> None:
         self._num_read += 1
         if self._progress is not None:
             self._progress(self._num_read, len(self._sources))
-        return tensor
+
+    def _joined(self, sources: Sequence[_Source], dtype: torch.dtype) -> torch.Tensor:
+        num_rows = [source.shape[0] for source in sources]
+        # Parts go where they belong at once: freed copies of them would leave holes that the process keeps.
+        tensor = torch.empty((sum(num_rows), *sources[0].shape[1:]), dtype=dtype)
+        for source, part in zip(sources, tensor.split(num_rows), strict=True):
+            self._checkpoint.read(source.name, part)
+            self._count()
+        return tensor.to(self._device)
 
     def _decoded(self, source: _Source, exponents: str) -> torch.Tensor:
         # Expert by expert: all of them in float32 would be eight times the file.
@@ -159,7 +170,10 @@ def _dummy_reader(
     shapes = tensor_shapes(config)
     num_read = 0
 
-    def read(name: str) -> torch.Tensor:
+    def read(*names: str) -> torch.Tensor:
+        return torch.cat([read_one(name) for name in names]) if len(names) > 1 else read_one(names[0])
+
+    def read_one(name: str) -> torch.Tensor:
         nonlocal num_read
         num_read += 1
         if progress is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -15,7 +16,12 @@ from forkpoint.model.moe import MoeMlp, Router
 from forkpoint.model.norm import FlatQkNorm, NormLayer, make_norm
 
 Shape = tuple[int, ...]
-ReadTensor = Callable[[str], torch.Tensor]
+
+
+class ReadTensor(Protocol):
+    """Gives tensors by our names, joined along the first dimension, in the right dtype, on the device."""
+
+    def __call__(self, *names: str) -> torch.Tensor: ...
 
 
 # Read as float32 whatever the model's dtype is: tiny, and what they decide does not average out.
@@ -79,14 +85,14 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
-    """Assemble the weights; `read` gives a tensor by our name, in the right dtype and on the device.
+    """Assemble the weights.
 
     Reads layer by layer; where weights are packed that happens at once, so that only one layer is held twice.
     """
     embedding = read("embedding")
     stored = FAMILIES[config.family].tensor_names
     layers = tuple(
-        _build_layer(config, layer, stored, lambda name, i=index: read(f"layers.{i}.{name}"))  # type: ignore[misc]
+        _build_layer(config, layer, stored, _of_layer(read, index))
         for index, layer in enumerate(config.layers)
     )
     # Where layers pack their weights a tied head is a copy: rows cannot be looked up in packed weights.
@@ -98,6 +104,10 @@ def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
         final_norm=make_norm(config.norm, read("final_norm"), config.norm_eps),
         lm_head=make_linear(head, None),
     )
+
+
+def _of_layer(read: ReadTensor, index: int) -> ReadTensor:
+    return lambda *names: read(*(f"layers.{index}.{name}" for name in names))
 
 
 # Norms before and after a branch, by block.
@@ -183,7 +193,7 @@ def _build_layer(
     return LayerWeights(
         attention_norm=norms.get("attention_norm"),
         qkv=make_linear(
-            read("qkv") if _is_stored(stored, "qkv") else torch.cat([read(name) for name in ("q", "k", "v")]),
+            read("qkv") if _is_stored(stored, "qkv") else read("q", "k", "v"),
             _qkv_bias(stored, read) if layer.has_qkv_bias else None,
         ),
         qk_norm=_qk_norm(config, layer, read),
@@ -199,7 +209,7 @@ def _build_layer(
 def _qkv_bias(stored: Mapping[str, str], read: ReadTensor) -> torch.Tensor:
     if _is_stored(stored, "qkv"):
         return read("qkv_bias")
-    return torch.cat([read(name) for name in ("q_bias", "k_bias", "v_bias")])
+    return read("q_bias", "k_bias", "v_bias")
 
 
 def _qk_norm(config: ModelConfig, layer: LayerSpec, read: ReadTensor) -> NormLayer | None:
@@ -218,8 +228,8 @@ def _mlp(layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor) -> Gated
     parts = ("gate_up",) if _is_stored(stored, "gate_up") else ("gate", "up")
     has_bias = layer.has_mlp_bias
     return make_gated_mlp(
-        torch.cat([read(name) for name in parts]),
-        torch.cat([read(f"{name}_bias") for name in parts]) if has_bias else None,
+        read(*parts),
+        read(*(f"{name}_bias" for name in parts)) if has_bias else None,
         read("down"),
         read("down_bias") if has_bias else None,
         layer.activation,
@@ -254,8 +264,8 @@ def _stored_experts(moe: MoeSpec, stored: Mapping[str, str], read: ReadTensor) -
     """The experts in their order, from whichever of the three layouts a checkpoint has."""
     if _is_stored(stored, "experts.{e}.gate"):
         for index in range(moe.num_experts):
-            gate, up, down = (read(f"experts.{index}.{name}") for name in ("gate", "up", "down"))
-            yield _Expert(torch.cat([gate, up]), down)
+            expert = f"experts.{index}"
+            yield _Expert(read(f"{expert}.gate", f"{expert}.up"), read(f"{expert}.down"))
     elif _is_stored(stored, "experts_gate_up"):
         for gate_up, down in zip(read("experts_gate_up"), read("experts_down"), strict=True):
             yield _Expert(gate_up, down)

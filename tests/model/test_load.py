@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +22,9 @@ from support.tiny_checkpoints import CONFIGS, save_tiny_checkpoint
 from transformers import LlamaConfig
 
 from forkpoint.configs.errors import ConfigError, ModelLoadError
+from forkpoint.model.checkpoint import Checkpoint
+from forkpoint.model.checkpoint import PIECE_BYTES
+from forkpoint.model.checkpoint import Checkpoint as StoredCheckpoint
 from forkpoint.model.config import LinearScaling, Llama3Scaling, load_config
 from forkpoint.model.families import FAMILIES
 from forkpoint.model.load import load_model, on_disk_name
@@ -322,19 +327,31 @@ def test_sharded_checkpoint_equals_a_single_file(checkpoints: Checkpoints, tmp_p
     assert torch.equal(whole.weights.lm_head(probe), parts.weights.lm_head(probe))
 
 
-def test_loading_holds_no_more_than_one_shard_beside_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file_dtype", [torch.bfloat16, torch.float32])
+def test_loading_takes_little_beside_the_weights(tmp_path: Path, file_dtype: torch.dtype) -> None:
     shard_bytes = 24 * 2**20
-    model_dir = _sharded_checkpoint(tmp_path / "large", shard_bytes=shard_bytes)
-    weight_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
-    assert weight_bytes > 6 * shard_bytes  # else one shard would hide the whole model
+    model_dir = _sharded_checkpoint(tmp_path / "large", shard_bytes=shard_bytes, dtype=file_dtype)
+    file_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
+    weight_bytes = file_bytes * torch.bfloat16.itemsize // file_dtype.itemsize
+    assert weight_bytes > 6 * shard_bytes  # else a shard that stays would not be seen
     # In a process of its own: the peak of this one is whatever an earlier test needed.
     report = subprocess.run(
         [sys.executable, "-c", _MEASURE_LOAD, str(model_dir)], capture_output=True, text=True, check=True
     )
     before, after, peak = map(int, report.stdout.split())
-    slack = 32 * 2**20  # a layer that is packed, and what the libraries take
-    assert after - before >= weight_bytes
-    assert peak - after <= shard_bytes + slack
+    slack = 32 * 2**20  # a piece that is converted, and what the libraries take
+    assert after - before >= weight_bytes - 2**20
+    assert peak - before <= weight_bytes + slack
+
+
+def test_file_that_is_cut_short_while_it_is_read_is_named(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    shutil.copytree(checkpoints["llama"], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "model.safetensors"
+    with contextlib.closing(Checkpoint(tmp_path)) as files:
+        last = max(files.names, key=lambda name: files[name].start)
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(ModelLoadError, match=rf"tensor {re.escape(last)} of .*model\.safetensors cannot"):
+            files.read(last, torch.empty(files[last].shape))
 
 
 # VmHWM is the most that was ever resident; the kernel counts pages of mapped files in.
@@ -357,8 +374,8 @@ print(before, resident("VmRSS"), resident("VmHWM"))
 """
 
 
-def _sharded_checkpoint(directory: Path, *, shard_bytes: int) -> Path:
-    """A llama of bfloat16 zeros in many shards."""
+def _sharded_checkpoint(directory: Path, *, shard_bytes: int, dtype: torch.dtype) -> Path:
+    """A llama of ones in many shards."""
     config = LlamaConfig(
         vocab_size=256, hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=8, head_dim=128, dtype="bfloat16",
@@ -366,7 +383,7 @@ def _sharded_checkpoint(directory: Path, *, shard_bytes: int) -> Path:
     config.save_pretrained(directory)
     shards: list[Tensors] = [{}]
     for name, shape in tensor_shapes(load_config(directory)).items():
-        tensor = torch.ones(shape, dtype=torch.bfloat16)
+        tensor = torch.ones(shape, dtype=dtype)
         if sum(held.nbytes for held in shards[-1].values()) + tensor.nbytes > shard_bytes:
             shards.append({})
         shards[-1][on_disk_name(FAMILIES["llama"].tensor_names, name)] = tensor
@@ -426,3 +443,22 @@ def test_cuda_without_a_device_is_a_clear_error(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # as on a machine without one
     with pytest.raises(ConfigError, match="no CUDA device"):
         load_model(checkpoints["llama"], device="cuda")
+
+
+def test_a_tensor_of_many_pieces_is_converted_in_order(tmp_path: Path) -> None:
+    num_rows = PIECE_BYTES // 1024 + 3  # of 1 KiB each: one whole piece and a short one
+    numbers = torch.arange(num_rows * 256, dtype=torch.float32).view(num_rows, 256)
+    save_file({"first": torch.ones(5), "numbers": numbers}, tmp_path / "model.safetensors")
+    read = torch.empty_like(numbers, dtype=torch.bfloat16)
+    with contextlib.closing(StoredCheckpoint(tmp_path)) as checkpoint:
+        checkpoint.read("numbers", read)
+    assert torch.equal(read, numbers.to(torch.bfloat16))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"numbers": torch.ones(1000)}, path)
+    with contextlib.closing(StoredCheckpoint(tmp_path)) as checkpoint:
+        os.truncate(path, path.stat().st_size - 4)
+        with pytest.raises(ModelLoadError, match=r"numbers .* ends before"):
+            checkpoint.read("numbers", torch.empty(1000))

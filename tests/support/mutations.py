@@ -59,7 +59,10 @@ def mutated_model(model: Model, model_dir: Path, mutation: Mutation) -> Model:
     stored: dict[str, torch.Tensor] = load_file(model_dir / "model.safetensors")
     names = FAMILIES[model.config.family].tensor_names
 
-    def read(name: str) -> torch.Tensor:
+    def read(*wanted: str) -> torch.Tensor:
+        return torch.cat([read_one(name) for name in wanted])
+
+    def read_one(name: str) -> torch.Tensor:
         place, _, leaf = name.rpartition(".")
         if leaf in mutation.swapped:
             name = f"{place}.{mutation.swapped[leaf]}"
