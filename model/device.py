@@ -20,9 +20,12 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     if name == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError("device cuda was asked for, but torch sees no CUDA device", hint="--device cpu")
+            raise ConfigError(
+                "device cuda was asked for, but torch sees no CUDA device",
+                hint="use --device cpu, or --device auto, which takes CUDA where there is one",
+            )
         return torch.device("cuda")
-    raise ConfigError(f"device {name!r} is unknown; known: auto, cpu, cuda", hint="--device")
+    raise ConfigError(f"device {name!r} is unknown", hint="--device takes auto, cpu or cuda")
 
 
 def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> torch.dtype:

@@ -42,7 +42,7 @@ class KvPools:
             if num_pages[kind] < 2:
                 raise ConfigError(
                     f"the {kind} pool has {num_pages[kind]} pages; it needs 2 or more (page 0 is scratch)",
-                    hint="--kv-cache-memory-bytes or --max-total-tokens",
+                    hint="give the pools more by --kv-cache-memory-bytes or --max-total-tokens",
                 )
         self.page_size = page_size
         self.num_pages = {kind: num_pages[kind] for kind in config.kinds}

@@ -59,13 +59,14 @@ class RebuildProbe:
         window = model.config.window
         if window is None:
             raise ConfigError(
-                "the model has no sliding-window layers, so nothing is ever rebuilt", hint="another MODEL"
+                "the model has no sliding-window layers, so nothing is ever rebuilt",
+                hint="measure another MODEL",
             )
         if len(prompt) + num_new > model.config.context_length:
             raise ConfigError(
                 f"{len(prompt)} prompt tokens and {num_new} more are beyond the model's context of "
                 f"{model.config.context_length}",
-                hint="--tokens",
+                hint="measure fewer by --tokens",
             )
         assert len(prompt) % PAGE_SIZE == 0
         self.num_cached = len(prompt) - PAGE_SIZE

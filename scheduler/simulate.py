@@ -186,7 +186,7 @@ def _limits(requests: Items[TraceRequest], setup: SimulationSetup) -> SchedulerL
         raise ConfigError(
             f"the pools have {setup.slots.full} full and {setup.slots.swa} SWA slots; "
             f"at most {MAX_PAGES * size} can be simulated",
-            hint="--full-slots, --swa-slots",
+            hint="ask for smaller pools by --full-slots and --swa-slots",
         )
     for request in requests:
         # A prompt needs a page to spare, and the last token of an answer is never computed.
@@ -197,7 +197,7 @@ def _limits(requests: Items[TraceRequest], setup: SimulationSetup) -> SchedulerL
                 f"request {request.id} has a prompt of {len(request.prompt)} and an output of "
                 f"{len(request.output)} tokens, which need {pages * size} full slots; there are "
                 f"{setup.full_pages * size}",
-                hint="--full-slots",
+                hint="give the pool more by --full-slots",
             )
     try:
         return SchedulerLimits(
@@ -210,7 +210,7 @@ def _limits(requests: Items[TraceRequest], setup: SimulationSetup) -> SchedulerL
             swa_pages=setup.swa_pages,
         )
     except ConfigError as error:
-        raise ConfigError(str(error), hint="--full-slots, --swa-slots") from error
+        raise ConfigError(str(error), hint="change the pools by --full-slots and --swa-slots") from error
 
 
 def _needed(use: PoolUse) -> int:

@@ -73,7 +73,8 @@ class ChatTemplate:
                 return cls(override.read_text(encoding="utf-8"), special_tokens=special_tokens)
             except (OSError, UnicodeDecodeError) as exc:
                 raise ConfigError(
-                    f"the chat template {override} cannot be read: {exc}", hint="--chat-template FILE"
+                    f"the chat template {override} cannot be read: {exc}",
+                    hint="--chat-template takes a file of UTF-8 text",
                 ) from exc
         sources = _model_sources(model_dir, settings)
         if "default" not in sources:

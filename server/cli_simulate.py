@@ -76,7 +76,9 @@ def _check(settings: SimulateSettings) -> None:
     strangers = sorted(set(settings.layers) - set("SF"))
     if strangers or not settings.layers:
         found = f"holds {strangers[0]!r}" if strangers else "is empty"
-        raise ConfigError(f"--layers {found}; it is one letter per layer, S or F", hint="--layers SSSSSF")
+        raise ConfigError(
+            f"--layers {found}; it is one letter per layer, S or F", hint="write it like --layers SSSSSF"
+        )
     for name in COUNTS:
         value = getattr(settings, name)
         if value is not None and value < 1:

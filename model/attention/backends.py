@@ -22,11 +22,13 @@ def make_backend(name: str, config: ModelConfig, pools: KvPools, device: torch.d
         if device.type != "cpu":
             raise ConfigError(
                 f"attention backend cpu cannot run on {device.type}",
-                hint="--attention-backend auto, or --device cpu",
+                hint="use --attention-backend auto, or --device cpu",
             )
         return CpuBackend(config, pools)
     if name == "flashinfer":
-        raise ConfigError("attention backend flashinfer is not built yet", hint="--attention-backend torch")
+        raise ConfigError(
+            "attention backend flashinfer is not built yet", hint="use --attention-backend torch"
+        )
     raise ConfigError(
-        f"attention backend {name!r} is unknown; known: auto, torch, cpu", hint="--attention-backend"
+        f"attention backend {name!r} is unknown", hint="--attention-backend takes auto, torch or cpu"
     )

@@ -73,7 +73,7 @@ def test_the_rebuilt_window_has_the_bits_of_the_cold_one(model: Model) -> None:
 def test_what_cannot_be_measured_is_refused(model: Model, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="beyond the model's context of 4096") as caught:
         measure_rebuild(model, random_tokens(5000), [None], num_tokens=4500)
-    assert caught.value.hint == "--tokens"
+    assert caught.value.hint == "measure fewer by --tokens"
     only_full = load_model(save_pattern(tmp_path, "FF", 8), dtype="float32", device="cpu")
     with pytest.raises(ConfigError, match="no sliding-window layers"):
         measure_rebuild(only_full, random_tokens(100), [None], num_tokens=64)

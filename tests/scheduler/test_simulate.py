@@ -196,7 +196,7 @@ def test_requests_and_pools_that_do_not_fit_are_refused() -> None:
     long = request([*range(100)], output=50)
     with pytest.raises(ConfigError, match="need 149 full slots; there are 120") as caught:
         simulate([long], SimulationSetup(PoolSlots(120, 1000), window=8, layers="SF"))
-    assert caught.value.hint == "--full-slots"
+    assert caught.value.hint == "give the pool more by --full-slots"
     with pytest.raises(ConfigError, match="need 112 full slots; there are 96"):
         simulate([request([*range(90)])], SimulationSetup(PoolSlots(100, 1000), page_size=16, window=8))
     with pytest.raises(ConfigError, match="the SWA pool has 20 slots; window 8, margin 16") as caught:
