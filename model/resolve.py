@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.resources
 import importlib.util
@@ -71,7 +72,14 @@ def resolve_model(
     hub_model = HubModel.parse(name)
     if hub_model is None:
         raise ModelLoadError(f"there is no model {name}", hint=_WHAT_WORKS)
-    return fetch_model(hub_model, has_weights=has_weights, progress=progress, check=_check_scope)
+    try:
+        return fetch_model(hub_model, has_weights=has_weights, progress=progress, check=_check_scope)
+    except ModelLoadError as exc:
+        # Not before: a model of the hub may be called nearly like a demo.
+        near = difflib.get_close_matches(name, (DEMO, DEMO_CHAT), n=1)
+        if not near:
+            raise
+        raise ModelLoadError(str(exc), hint=f"did you mean {near[0]}? {_WHAT_WORKS}") from exc
 
 
 def _check_scope(directory: Path) -> None:

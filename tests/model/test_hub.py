@@ -358,3 +358,12 @@ def _edited(source: Path, target: Path, **changes: Any) -> Path:
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps(config | changes))
     return target
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("demo2", "demo"), ("demochat", "demo-chat"), ("gpt2", None)])
+def test_a_mistyped_demo_is_suggested_where_the_hub_has_no_such_model(
+    fetch: Fetcher, typed: str, meant: str | None
+) -> None:
+    message, hint = fetch.refusal(typed)
+    assert typed in message
+    assert hint.startswith(f"did you mean {meant}?") if meant else "did you mean" not in hint
