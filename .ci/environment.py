@@ -165,8 +165,8 @@ class Environment:
         return {
             "root": str(self.root),
             "pyproject_sha256": _digest([self.root / "pyproject.toml"]),
-            # The kernels are compiled by the installation.
-            "native_sha256": _digest(sorted((self.root / "model" / "native").glob("*.[ch]*"))),
+            # The kernels are compiled by the installation. What it makes of them lies beside them.
+            "native_sha256": _digest(_sources(self.root / "model" / "native")),
             "with_gpu": self._with_gpu,
         }
 
@@ -193,6 +193,10 @@ class Environment:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             self._lock_fds = (lock.fileno(),)
             yield
+
+
+def _sources(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*") if path.suffix in (".cpp", ".h"))
 
 
 def _digest(files: list[Path]) -> str:

@@ -59,6 +59,7 @@ def print_environment() -> int:
         missing += version is None
         table.add_row(name, version or "-", "ok" if version else "MISSING: pip install .")
     table.add_row("device", *_device())
+    table.add_row("kernels", *_kernels())
     table.add_row(
         "flashinfer-python", _version("flashinfer-python") or "-", "optional; its backend is not built yet"
     )
@@ -80,6 +81,20 @@ def _device() -> tuple[str, str]:
     free, total = torch.cuda.mem_get_info()
     name = torch.cuda.get_device_name()
     return f"cuda: {name}, {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free", "never tested; the CPU is"
+
+
+def _kernels() -> tuple[str, str]:
+    if _version("torch") is None:
+        return "-", "unknown without torch"
+    from forkpoint.model.native.library import Feature, features, library_file
+
+    if library_file() is None:
+        how = "install a C++ compiler (g++), then pip install --force-reinstall --no-deps [--editable] ."
+        return "not built", f"optional; decoding on a CPU is faster with them: {how}"
+    used = [feature.name or "" for feature in Feature if feature in features()]
+    if not used:
+        return "built", "not in use: they need Linux on x86-64 with AVX2"
+    return f"built, for {', '.join(used)}", "ok"
 
 
 def _cores() -> tuple[str, str]:

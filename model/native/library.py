@@ -31,15 +31,20 @@ class Feature(enum.IntFlag):
     AVX_VNNI = 64
 
 
+def library_file() -> Path | None:
+    """Where the kernels lie; None if they were not built."""
+    return next(iter(sorted(Path(__file__).parent.glob("_kernels*.so"))), None)
+
+
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
     """The loaded kernels; None where they were not built, do not load, or the CPU lacks AVX2."""
-    files = sorted(Path(__file__).parent.glob("_kernels*.so"))
-    if not files:
+    file = library_file()
+    if file is None:
         return None
     try:
         # Its calls into OpenMP are resolved by the runtime that torch has loaded for all.
-        loaded = ctypes.CDLL(str(files[0]))
+        loaded = ctypes.CDLL(str(file))
     except OSError as error:
         _log.warning("native_kernels_unusable", reason=str(error))
         return None

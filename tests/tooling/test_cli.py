@@ -15,6 +15,7 @@ from forkpoint.configs.settings_mapping import (
     engine_config,
     server_config,
 )
+from forkpoint.model.native import library
 from forkpoint.server.cli import run
 
 # Every flag and alias of the published interface, with a value that is accepted.
@@ -252,6 +253,21 @@ def test_check_env_finds_this_environment_complete(capsys: pytest.CaptureFixture
     output = capsys.readouterr().out
     assert "torch" in output
     assert "MISSING" not in output
+
+
+def test_check_env_says_whether_the_kernels_are_built_and_how_to_build_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernels_line() -> str:
+        assert run(["check-env"]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("kernels")]
+        return line
+
+    as_built = kernels_line()
+    if library.library() is not None:
+        assert "built, for AVX2" in as_built and as_built.rstrip().endswith("ok")
+    monkeypatch.setattr(library, "library_file", lambda: None)
+    assert "not built" in kernels_line() and "install a C++ compiler" in kernels_line()
 
 
 def test_auto_leaves_the_choice_to_the_engine() -> None:

@@ -71,6 +71,22 @@ def test_a_changed_pyproject_makes_it_incomplete(tmp_path: Path) -> None:
     assert not environment.is_complete({"demo"})
 
 
+@pytest.mark.parametrize("changed", ["kernel.cpp", "kernel.h"])
+def test_a_changed_kernel_makes_it_incomplete_and_what_is_compiled_of_it_does_not(
+    tmp_path: Path, changed: str
+) -> None:
+    native = tmp_path / "model" / "native"
+    native.mkdir(parents=True)
+    (native / "kernel.cpp").write_text("one")
+    (native / "kernel.h").write_text("one")
+    environment = ready_environment(tmp_path, {"demo"})
+    for compiled in ("_kernels.cpython-311-x86_64-linux-gnu.so", "kernel.cpp.o", "library.py"):
+        (native / compiled).write_text("made later")
+    assert environment.is_complete({"demo"})
+    (native / changed).write_text("two")
+    assert not environment.is_complete({"demo"})
+
+
 def test_a_gpu_that_appeared_makes_it_incomplete(tmp_path: Path) -> None:
     ready_environment(tmp_path, {"demo"})
     assert not Environment(tmp_path, with_gpu=True).is_complete({"demo"})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from setuptools.config.pyprojecttoml import read_configuration
@@ -48,19 +51,66 @@ def test_every_module_opens_with_what_it_is_for() -> None:
     assert silent == []
 
 
+def copy_of_sources(target: Path) -> Path:
+    """What a build needs, without what was compiled of it; nothing is built in the checkout."""
+    for path in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / path, target)
+    for part in PARTS:
+        shutil.copytree(ROOT / part, target / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    return target
+
+
+def build(kind: Literal["wheel", "sdist"], source: Path, target: Path, **variables: str) -> Path:
+    """The wheel or the sdist of `source`, built into the empty folder `target`."""
+    code = f"import sys, setuptools.build_meta as backend; backend.build_{kind}(sys.argv[1])"
+    environment = {**os.environ, **variables}
+    command = [sys.executable, "-c", code, str(target)]
+    subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
+    (built,) = target.iterdir()
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Files in a wheel that is built from a copy, so that no build folder stays in the checkout."""
-    source = tmp_path_factory.mktemp("source")
-    for path in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / path, source)
-    for part in PARTS:
-        shutil.copytree(ROOT / part, source / part, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    target = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-c", build, str(target)], cwd=source, check=True, capture_output=True)
-    (wheel,) = target.glob("*.whl")
-    return set(zipfile.ZipFile(wheel).namelist())
+    source = copy_of_sources(tmp_path_factory.mktemp("source"))
+    return set(zipfile.ZipFile(build("wheel", source, tmp_path_factory.mktemp("wheel"))).namelist())
+
+
+def is_library(name: str) -> bool:
+    return name.startswith("forkpoint/model/native/_kernels") and name.endswith(".so")
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler here")
+def test_the_wheel_holds_the_kernels_and_not_their_sources(wheel_names: set[str]) -> None:
+    assert [name for name in wheel_names if name.endswith(".so")] == list(filter(is_library, wheel_names))
+    assert any(map(is_library, wheel_names))
+    assert not any(name.endswith((".cpp", ".h")) for name in wheel_names)
+
+
+def test_a_compiler_that_fails_leaves_the_kernels_out_and_the_rest_in(
+    tmp_path: Path, wheel_names: set[str]
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "wheel").mkdir()
+    broken = tmp_path / "compiler"
+    broken.write_text("#!/bin/sh\necho called >> $0.log\nexit 1\n")
+    broken.chmod(0o755)
+    source = copy_of_sources(tmp_path / "source")
+    wheel = build("wheel", source, tmp_path / "wheel", CC=str(broken), CXX=str(broken))
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert (tmp_path / "compiler.log").exists()
+    assert not any(map(is_library, names))
+    kept = {name for name in wheel_names if not is_library(name) and ".dist-info/" not in name}
+    assert kept == {name for name in names if ".dist-info/" not in name}
+
+
+def test_the_sdist_holds_all_that_the_kernels_are_made_of(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "sdist").mkdir()
+    wanted = {str(path) for path in tracked_files() if path.suffix in (".cpp", ".h")}
+    assert wanted
+    with tarfile.open(build("sdist", copy_of_sources(tmp_path / "source"), tmp_path / "sdist")) as sdist:
+        assert wanted <= {name.partition("/")[2] for name in sdist.getnames()}
 
 
 def test_the_wheel_holds_every_module_and_data_file(wheel_names: set[str]) -> None:
