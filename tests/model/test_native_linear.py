@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -113,6 +115,30 @@ def test_the_number_of_threads_changes_no_bit(path: str, dtype: torch.dtype) -> 
         torch.set_num_threads(before)
     for y, mlp in results[1:]:
         assert torch.equal(y, results[0][0]) and torch.equal(mlp, results[0][1])
+
+
+# Two OpenMP runtimes in one process have a pool of threads each, which spin against one another.
+_ONE_POOL = """
+import os, torch
+from forkpoint.model.native.linear import linear_kernels
+
+torch.set_num_threads(3)
+x, weight = torch.ones(40, 512), torch.ones(4096, 512)
+x @ weight.T
+threads = len(os.listdir("/proc/self/task"))
+linear_kernels().linear(x, weight, None)
+print(len(os.listdir("/proc/self/task")) - threads)
+maps = [os.path.basename(line.split()[-1]) for line in open("/proc/self/maps")]
+print(*{name for name in maps if "omp" in name})
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_kernels_run_on_the_threads_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", _ONE_POOL], check=True, capture_output=True, text=True)
+    num_new_threads, runtimes = done.stdout.splitlines()
+    assert num_new_threads == "0"
+    assert len(runtimes.split()) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
