@@ -64,6 +64,7 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     metrics_need_key: bool = True
+    has_page: bool = True
     allowed_origins: tuple[str, ...] = ()
     chat_template: Path | None = None
     tool_call_parser: str = "auto"

@@ -68,6 +68,9 @@ class ServeSettings:
     metrics_without_key: Annotated[
         bool, Parameter(group=NETWORK, negative="", help="Let scrapers read /metrics without an API key.")
     ] = False
+    no_ui: Annotated[
+        bool, Parameter(group=NETWORK, negative="", help="Do not serve the page at /.")
+    ] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         Parameter(

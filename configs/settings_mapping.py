@@ -91,6 +91,7 @@ def server_config(settings: ServeSettings, model: str) -> ServerConfig:
         port=settings.port,
         api_keys=_api_keys(settings),
         metrics_need_key=not settings.metrics_without_key,
+        has_page=not settings.no_ui,
         allowed_origins=settings.allowed_origins,
         chat_template=settings.chat_template,
         tool_call_parser=settings.tool_call_parser,

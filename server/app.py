@@ -26,13 +26,17 @@ from forkpoint.server.generation import Generator
 from forkpoint.server.generation_response import GenerationApi, GenerationResponse
 from forkpoint.server.health import health_routes
 from forkpoint.server.lifecycle import Lifecycle
+from forkpoint.server.live_requests import LiveRequests
+from forkpoint.server.live_view import live_view_routes
 from forkpoint.server.models_api import models_routes
 from forkpoint.server.openapi import openapi_routes
+from forkpoint.server.page import PAGE_PATHS, page_routes
 from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_id import RequestIdMiddleware
 from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.responses import ResponsesApi
 from forkpoint.server.services import Services, Timing
+from forkpoint.server.step_log import StepLog
 from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tokenization import tokenization_routes
@@ -73,6 +77,7 @@ def create_app(
         timing=timing,
         bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=timing.body_timeout_s),
         created=int(time.time()),
+        live_requests=LiveRequests(),
     )
     running = RunningRequests()
     app = FastAPI(
@@ -88,6 +93,9 @@ def create_app(
     app.include_router(models_routes(services))
     app.include_router(admin_routes(services, running))
     app.include_router(cache_view_routes(services))
+    app.include_router(live_view_routes(services, engine_metrics, StepLog(engine)))
+    if config.has_page:
+        app.include_router(page_routes())
     app.include_router(tokenization_routes(services))
     app.include_router(openapi_routes())
     _add_generation_route(app, "/v1/chat/completions", services, ChatApi(services))
@@ -110,7 +118,9 @@ def _middleware(config: ServerConfig, running: RunningRequests) -> list[Middlewa
             )
         )
     if config.api_keys:
-        open_paths = OPEN_PATHS if config.metrics_need_key else OPEN_PATHS | {"/metrics"}
+        open_paths = OPEN_PATHS | PAGE_PATHS
+        if not config.metrics_need_key:
+            open_paths |= {"/metrics"}
         middleware.append(Middleware(ApiKeyMiddleware, api_keys=config.api_keys, open_paths=open_paths))
     return [*middleware, Middleware(AbortMiddleware, running=running)]
 

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forkpoint.configs.errors import RequestError
 from forkpoint.server.errors import ErrorReply
 
-# The page and the probes; everything else needs the key, unknown paths too, and /metrics unless it is opened.
-OPEN_PATHS = frozenset({"/", "/health", "/livez", "/ready", "/readyz"})
+# The probes. Beside them only the page's files are open, and /metrics where it is opened.
+OPEN_PATHS = frozenset({"/health", "/livez", "/ready", "/readyz"})
 
 
 class ApiKeyMiddleware:

@@ -65,7 +65,7 @@ def _json_of(described: CacheDescribed, info: EngineInfo) -> bytes:
         {
             "page_size": info.page_size,
             "window": info.window,
-            "pools": {"full": stats.full, "swa": stats.swa},
+            "pools": {"full": stats.full._asdict(), "swa": stats.swa._asdict()},
             "nodes": len(tree.nodes) - len(roots),
             "omitted": {"nodes": tree.omitted_nodes, "full": tree.omitted_full, "swa": tree.omitted_swa},
             "tree": roots,

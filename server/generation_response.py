@@ -18,6 +18,7 @@ from forkpoint.server.errors import ClientGone, ErrorReply
 from forkpoint.server.generation import Generation, GenerationRequest
 from forkpoint.server.generation_fields import GenerationOptions
 from forkpoint.server.message_pieces import ContentPiece
+from forkpoint.server.request_id import request_id_of
 from forkpoint.server.services import Services
 from forkpoint.server.spliced_frames import SplicedFrames
 from forkpoint.server.sse import WRITE_NOW, EventStream, encode_event
@@ -52,7 +53,8 @@ class GenerationResponse(Response):
             with services.lifecycle.running_request():
                 request = await self._read(scope, receive)
                 generation = services.generator.submit(request, timer)
-                await self._answer(request, generation, scope, receive, send)
+                with services.live_requests.following(request_id_of(scope), scope["path"], generation):
+                    await self._answer(request, generation, scope, receive, send)
         except ClientGone:
             _log.debug("client disconnected")
         except Exception as error:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from forkpoint.server.auth import OPEN_PATHS
 from forkpoint.server.cache_view import DEFAULT_NODES, MAX_NODES
+from forkpoint.server.live_view import MAX_STEP_NUMBER
 from forkpoint.server.openapi_answers import answer_schemas
 from forkpoint.server.openapi_requests import Schema, request_schemas
 
@@ -77,6 +78,17 @@ def _paths() -> dict[str, Schema]:
                 }
             ],
         },
+        "/debug/steps": {
+            **_get("The latest steps, gauges and counters", "Object", 400),
+            "parameters": [
+                {
+                    "name": "after",
+                    "in": "query",
+                    "schema": {"type": "integer", "minimum": 0, "maximum": MAX_STEP_NUMBER, "default": 0},
+                }
+            ],
+        },
+        "/debug/requests": _get("The generation requests under way", "Object"),
         "/metrics": {"get": _operation("Prometheus metrics", {_TEXT: {"schema": {"type": "string"}}})},
         "/version": _get("The version of the server", "Version"),
         "/openapi.json": _get("This document", "Object"),

@@ -13,6 +13,7 @@ from forkpoint.scheduler.messages import EngineInfo
 from forkpoint.server.generation import Generator
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.limits import Limits
+from forkpoint.server.live_requests import LiveRequests
 from forkpoint.server.request_body import BodyReader
 from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.structured_check import GrammarChecks
@@ -45,6 +46,7 @@ class Services:
     timing: Timing
     bodies: BodyReader
     created: int
+    live_requests: LiveRequests
 
     @property
     def engine_info(self) -> EngineInfo:

@@ -38,8 +38,10 @@ def test_only_the_page_and_the_probes_are_open() -> None:
     with serving(api_keys=KEYS) as world:
         for path in ("/health", "/livez", "/ready", "/readyz"):
             assert world.http.get(path).status_code == 200
-        error_of(world.http.get("/"), 404)
-        for path in ("/v1/models", "/v1/models/x", "/metrics", "/version", "/unknown", "/health/"):
+        for path in ("/", "/ui/main.js"):
+            assert world.http.get(path).status_code == 200
+        closed = ("/debug/steps", "/debug/requests", "/ui/secret", "/v1/models", "/v1/models/x")
+        for path in (*closed, "/metrics", "/version", "/unknown", "/health/"):
             error_of(world.http.get(path), 401)
         for path in ("/v1/completions", "/v1/chat/completions", "/flush_cache", "/reset_prefix_cache"):
             error_of(world.http.post(path, json={}), 401)

@@ -293,7 +293,7 @@ def test_json_content_types_are_taken(world: World, content_type: str | None) ->
 @pytest.mark.parametrize(
     "path",
     [
-        "/", "/v1", "/v1/decisions", "/v1/nothing",
+        "/ui", "/ui/", "/ui/../app.py", "/v1", "/v1/decisions", "/v1/nothing",
         "/debug", "/docs", "/v1/completions/", "/%ff", "/" + "x" * 5000,
     ],
 )  # fmt: skip

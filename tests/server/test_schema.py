@@ -55,7 +55,7 @@ def world() -> Iterator[World]:
 
 def test_every_route_is_described_and_nothing_else(world: World) -> None:
     document = world.http.get("/openapi.json").json()
-    app = create_app(ServerConfig(("m",)), FakeEngine(), ByteTokenizer(), TagTemplate())
+    app = create_app(ServerConfig(("m",), has_page=False), FakeEngine(), ByteTokenizer(), TagTemplate())
     described = {
         (path.replace("{model_id}", "{model_id:path}"), method.upper())
         for path, item in document["paths"].items()
