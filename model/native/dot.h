@@ -77,6 +77,38 @@ FORKPOINT_AVX2 inline float sum_of(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
 
+// The sum of each of 16 registers, each in the order of _mm512_reduce_add_ps.
+FORKPOINT_AVX512 inline __m512 sums_of_16(__m512 (&v)[16]) {
+    for (int i = 0; i < 8; ++i) {
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+    }
+    for (int i = 0; i < 4; ++i) {
+        v[i] = _mm512_add_ps(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
+    }
+    for (int i = 0; i < 2; ++i) {
+        const __m512d a = _mm512_castps_pd(v[i]), b = _mm512_castps_pd(v[i + 2]);
+        v[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const __m512 mixed = _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+    const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+    return _mm512_permutexvar_ps(order, mixed);
+}
+
+template <int kRows, int kOutputs>
+FORKPOINT_AVX512 inline void add_up_avx512(const __m512 (&totals)[kOutputs][kRows], Index count,
+                                           float (*sums)[kRowBlock]) {
+    constexpr int kNumSums = kOutputs * kRows;
+    alignas(64) float results[16];
+    if (kNumSums <= 4) {
+        for (int i = 0; i < kNumSums; ++i) results[i] = _mm512_reduce_add_ps(totals[i / kRows][i % kRows]);
+    } else {
+        __m512 all[16];
+        for (int i = 0; i < 16; ++i) all[i] = i < kNumSums ? totals[i / kRows][i % kRows] : _mm512_setzero_ps();
+        _mm512_store_ps(results, sums_of_16(all));
+    }
+    for (int o = 0; o < kOutputs && o < count; ++o) std::memcpy(sums[o], results + o * kRows, kRows * sizeof(float));
+}
+
 // ---- AVX-512 BF16: 32 inputs at a time.
 
 template <int kRows, int kOutputs>
@@ -115,9 +147,7 @@ FORKPOINT_AVX512_BF16 void outputs_avx512_bf16(const SlabOf& slab, const std::ui
             for (int o = 0; o < kOutputs; ++o) starts[o] = tails[o];
             step_avx512_bf16<kRows, kOutputs>(starts, 0, x + done, stride, totals);
         }
-        for (int o = 0; o < kOutputs && output + o < slab.count; ++o) {
-            for (int r = 0; r < kRows; ++r) sums[output + o][r] = _mm512_reduce_add_ps(totals[o][r]);
-        }
+        add_up_avx512<kRows, kOutputs>(totals, slab.count - output, sums + output);
     }
 }
 
@@ -159,9 +189,7 @@ FORKPOINT_AVX512 void outputs_avx512(const SlabOf& slab, const float* x, Index s
             for (int o = 0; o < kOutputs; ++o) starts[o] = tails[o];
             step_avx512<kRows, kOutputs>(starts, 0, x + done, stride, totals);
         }
-        for (int o = 0; o < kOutputs && output + o < slab.count; ++o) {
-            for (int r = 0; r < kRows; ++r) sums[output + o][r] = _mm512_reduce_add_ps(totals[o][r]);
-        }
+        add_up_avx512<kRows, kOutputs>(totals, slab.count - output, sums + output);
     }
 }
 
