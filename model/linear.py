@@ -1,4 +1,4 @@
-"""Linear layers and the gated MLP: native kernels for few rows, oneDNN for all others.
+"""Linear layers and the gated MLP: native kernels for decode rows, oneDNN for all others.
 
 With native kernels weights stay as they were read, and a tied lm_head shares the embedding's memory. Without,
 oneDNN gets weights packed once, which saves it the reordering on every call: float32, 8 rows, [262144, 640]
@@ -29,7 +29,7 @@ class Linear(Protocol):
 
     is_decode: every row is the only one of its sequence in this step. Then a kernel for few rows may run;
     otherwise a row must come out with the same bits however many rows there are, so that what a rebuild
-    computes equals what the first prefill did. On AMX tiles bfloat16 rows do not, whoever multiplies them.
+    computes equals what the first prefill did.
     """
 
     def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor: ...
@@ -103,34 +103,23 @@ def _many_rows(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return OneDnnLinear(weight, bias, is_packed=copies_weights(weight.dtype, weight.device))
 
 
-class _FewRows:
-    """Which rows the kernels take: those of decode steps, and short prefills on tiles.
-
-    There oneDNN gives a row other bits among 33 rows than among 17, so that few rows have nothing to lose: a
-    layer of Gemma 3 270M takes 16 rows in 0.60 ms instead of 1.16, 48 in 1.0 instead of 2.0 (2026-12).
-    """
-
-    def __init__(self, kernels: LinearKernels, dtype: torch.dtype) -> None:
-        self._takes_prefills = kernels.use_tiles(dtype)
-
-    def includes(self, x: torch.Tensor, *, is_decode: bool) -> bool:
-        return (is_decode or self._takes_prefills) and len(x) <= MAX_ROWS
-
-
 class NativeLinear:
-    """The kernel for few rows, `many_rows` for all else; both use the one weight."""
+    """The kernel for the few rows of a decode step, `many_rows` for all else; both use the one weight.
+
+    Short prefills would be quicker with it, too (a layer of Gemma 3 270M, 16 rows in bfloat16: 0.60 ms
+    instead of 1.16, 2026-12), but then a rebuild's chunks would have other bits than the prefill's.
+    """
 
     def __init__(
         self, kernels: LinearKernels, weight: torch.Tensor, bias: torch.Tensor | None, many_rows: Linear
     ) -> None:
         self._kernels = kernels
-        self._few_rows = _FewRows(kernels, weight.dtype)
         self._weight = weight.contiguous()
         self._bias = bias
         self._many_rows = many_rows
 
     def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
-        if self._few_rows.includes(x, is_decode=is_decode):
+        if is_decode and len(x) <= MAX_ROWS:
             return self._kernels.linear(x, self._weight, self._bias)
         return self._many_rows(x, is_decode=is_decode)
 
@@ -164,7 +153,7 @@ class OneDnnLinear:
 
 
 class NativeGatedMlp:
-    """One kernel call for few rows, `many_rows` for all else; both use the same weights."""
+    """One kernel call for the few rows of a decode step, `many_rows` for all else."""
 
     def __init__(
         self,
@@ -177,7 +166,6 @@ class NativeGatedMlp:
         many_rows: GatedMlp,
     ) -> None:
         self._kernels = kernels
-        self._few_rows = _FewRows(kernels, gate_up.dtype)
         self._gate_up = gate_up.contiguous()
         self._gate_up_bias = gate_up_bias
         self._down = down.contiguous()
@@ -186,7 +174,7 @@ class NativeGatedMlp:
         self._many_rows = many_rows
 
     def __call__(self, x: torch.Tensor, *, is_decode: bool = False) -> torch.Tensor:
-        if self._few_rows.includes(x, is_decode=is_decode):
+        if is_decode and len(x) <= MAX_ROWS:
             return self._kernels.gated_mlp(
                 x, self._gate_up, self._gate_up_bias, self._down, self._down_bias, self._activation
             )

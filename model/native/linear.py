@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 
 from forkpoint.model.config import Activation, ClampedSwiglu
-from forkpoint.model.native.library import Feature, features, library
+from forkpoint.model.native.library import library
 
 # More rows than this are torch's: its products for many rows are better.
 MAX_ROWS = 64
@@ -29,11 +29,6 @@ class LinearKernels:
         self._gated_mlp = loaded.forkpoint_gated_mlp
         self._gated_mlp.argtypes = [_POINTER] * 6 + [_INDEX] * 3 + [_INT, _FLOAT, _FLOAT, _INT]
         self._gated_mlp.restype = None
-
-    @staticmethod
-    def use_tiles(dtype: torch.dtype) -> bool:
-        """Whether products of `dtype` run on AMX tiles here."""
-        return dtype == torch.bfloat16 and Feature.AMX_BF16 in features()
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x W^T + b for x [T, in], weight [out, in] contiguous, bias [out]. Returns [T, out].

@@ -265,15 +265,3 @@ def test_decode_rows_take_the_kernels_and_others_do_not() -> None:
     assert not torch.equal(mlp(few), own_mlp)
     torch.testing.assert_close(linear(few), own, rtol=0, atol=1e-3)
     torch.testing.assert_close(linear(x, is_decode=True), linear(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("path", [name for name in USABLE if "bf16" in name or name == "amx"])
-def test_short_bfloat16_prefills_take_the_kernels_on_tiles_only(path: str) -> None:
-    generator = torch.Generator().manual_seed(6)
-    x = randn(generator, 20, 4096, dtype=torch.bfloat16)
-    weight = randn(generator, 700, 4096, dtype=torch.bfloat16)
-    with only(PATHS[path]):
-        linear = make_linear(weight, None)
-        is_native = torch.equal(linear(x), kernels().linear(x, weight, None))
-    # Without tiles the kernel adds up in another order than oneDNN, which has them all the same.
-    assert is_native == (path == "amx")
