@@ -34,12 +34,19 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        layer: int,
+        sinks: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Attend q to this layer's keys and values, read as the pool stores them, this step's rows too.
 
         q: [T, Hq, k_dim], rotated, in batch order. Returns [T, Hq, v_dim], same dtype.
         SWA layers see positions (p - W, p]. plan() must have run, and the layer's KV must be written.
         sinks: [Hq] float32, a logit that joins each row's softmax without a value, neither scaled nor capped.
+        rows: [N] int64, each at most once, in any order: q holds these rows of the step alone, [N, Hq, k_dim].
         """
         ...
 

@@ -77,12 +77,14 @@ class CpuBackend:
         # By window, None for full attention.
         self._prefills: dict[int | None, list[_Prefill]] = {}
         self._decodes: dict[int | None, list[_Decode]] = {}
+        self._num_rows = 0
 
     @property
     def tile_rows(self) -> int:
         return self._tile_rows
 
     def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
+        self._num_rows = inputs.num_rows
         all_spans = list(enumerate(spans(inputs)))
         decodes = [(index, span) for index, span in all_spans if span.end - span.start == 1]
         prefills = [(index, span) for index, span in all_spans if span.end - span.start > 1]
@@ -90,7 +92,17 @@ class CpuBackend:
             self._prefills[window] = [self._plan_prefill(inputs, window, *item) for item in prefills]
             self._decodes[window] = self._plan_decodes(inputs, window, decodes)
 
-    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        layer: int,
+        sinks: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if rows is not None:
+            # A product of fewer rows could have other bits: all of them run.
+            whole = q.new_zeros((self._num_rows, *q.shape[1:])).index_copy_(0, rows, q)
+            return self.attend(whole, layer, sinks).index_select(0, rows)
         spec = self._config.layers[layer]
         # Scaling q instead of the scores saves a pass over them; in bfloat16 it also rounds less.
         q = q * spec.attention_scale

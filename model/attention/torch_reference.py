@@ -34,23 +34,34 @@ class TorchReferenceBackend:
         self._device = device
         # By window, None for full attention.
         self._planned: dict[int | None, list[_Sequence]] = {}
+        self._num_rows = 0
 
     def plan(self, inputs: ForwardInput, kinds: Collection[Kind]) -> None:
+        self._num_rows = inputs.num_rows
         for window in windows_of(self._config, kinds):
             self._planned[window] = [
                 self._plan_sequence(inputs, window, index, span) for index, span in enumerate(spans(inputs))
             ]
 
-    def attend(self, q: torch.Tensor, layer: int, sinks: torch.Tensor | None = None) -> torch.Tensor:
+    def attend(
+        self,
+        q: torch.Tensor,
+        layer: int,
+        sinks: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if rows is not None:
+            whole = q.new_zeros((self._num_rows, *q.shape[1:])).index_copy_(0, rows, q)
+            return self.attend(whole, layer, sinks).index_select(0, rows)
         spec = self._config.layers[layer]
         pool = self._pools.slots(layer)
         out = torch.empty((q.shape[0], spec.num_q_heads, spec.v_dim), dtype=q.dtype, device=q.device)
         for sequence in self._planned[spec.window]:
-            rows = slice(sequence.span.row_start, sequence.span.row_end)
+            own = slice(sequence.span.row_start, sequence.span.row_end)
             keys = pool.keys[sequence.slots].float()
             values = pool.values[sequence.slots].float()
-            attended = _attend_sequence(q[rows].float(), keys, values, sequence.visible, spec, sinks)
-            out[rows] = attended.to(q.dtype)
+            attended = _attend_sequence(q[own].float(), keys, values, sequence.visible, spec, sinks)
+            out[own] = attended.to(q.dtype)
         return out
 
     def _plan_sequence(self, inputs: ForwardInput, window: int | None, index: int, span: Span) -> _Sequence:
