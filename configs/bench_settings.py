@@ -146,6 +146,7 @@ class BenchSettings:
         Parameter(
             group=OUTPUT,
             show_default=False,
+            allow_leading_hyphen=True,
             help="File for all figures and an entry for each request; - is standard output.",
         ),
     ] = None

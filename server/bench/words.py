@@ -43,7 +43,9 @@ WORDS = tuple(
 _FILLERS = (" a", " I", ".", ",", ";", "!", "?", ":")
 # Words are counted behind this one: the first of a text may cost more or less.
 _BEFORE = "It"
-_MAX_MENDS = 12
+_MAX_MENDS = 40
+# After so many words that did not fit, fillers are tried too.
+_MENDS_BY_WORDS = 8
 
 
 class TokenCount(Protocol):
@@ -81,6 +83,7 @@ class CountedTexts:
         self._count = count
         self._pieces = [_Piece(text, cost) for text, cost in pieces if cost > 0]
         self._words = [piece for piece in self._pieces if piece.text not in _FILLERS]
+        self._fillers = [piece for piece in self._pieces if piece.text in _FILLERS]
         self._is_exact = True
 
     @property
@@ -99,12 +102,12 @@ class CountedTexts:
         if await missing(head) < 0:  # too short a text for a head
             head = []
         pieces = list(head)
-        for _ in range(_MAX_MENDS):
+        for attempt in range(_MAX_MENDS):
             shortage = await missing(pieces)
             if shortage == 0:
                 return "".join(piece.text for piece in pieces)
             if shortage > 0:
-                pieces += self._worth(shortage, rng)
+                pieces += self._worth(shortage, rng, by_words=attempt < _MENDS_BY_WORDS)
             while shortage < 0 and len(pieces) > len(head):
                 shortage += pieces.pop().cost
             if len(pieces) == len(head) and shortage < 0:
@@ -112,14 +115,15 @@ class CountedTexts:
         self._is_exact = False
         return "".join(piece.text for piece in pieces)
 
-    def _worth(self, num_tokens: int, rng: random.Random) -> list[_Piece]:
+    def _worth(self, num_tokens: int, rng: random.Random, *, by_words: bool) -> list[_Piece]:
         """Random pieces that cost num_tokens together, as far as there are such; words wherever they fit."""
         chosen: list[_Piece] = []
         dearest = max(piece.cost for piece in self._pieces)
         while num_tokens > 0:
             fitting = self._words
             if num_tokens < dearest:
-                fitting = [piece for piece in self._words if piece.cost <= num_tokens]
+                preferred = self._words if by_words else self._fillers
+                fitting = [piece for piece in preferred if piece.cost <= num_tokens]
                 fitting = fitting or [piece for piece in self._pieces if piece.cost <= num_tokens]
             if not fitting:
                 break
