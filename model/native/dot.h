@@ -19,25 +19,30 @@ struct SlabOf {
 
 namespace dot {
 
-// Call kernel(number of rows as a type, first row) for pieces of at most kMost rows.
+// Call kernel(number of rows as a type, first row) for pieces of at most kMost rows, the last two alike.
 template <int kMost, typename Kernel>
 FORKPOINT_INLINE void in_pieces(Index rows, Kernel kernel) {
+    static_assert(kMost == 4 || kMost == 6);
     Index row = 0;
-    for (; row + kMost <= rows; row += kMost) kernel(std::integral_constant<int, kMost>(), row);
-    const Index left = rows - row;
-    if (left == 1) kernel(std::integral_constant<int, 1>(), row);
-    if (left == 2) kernel(std::integral_constant<int, 2>(), row);
-    if (left == 3) kernel(std::integral_constant<int, 3>(), row);
-    if constexpr (kMost > 4) {
-        if (left == 4) kernel(std::integral_constant<int, 4>(), row);
-        if (left == 5) kernel(std::integral_constant<int, 5>(), row);
-        if (left == 6) kernel(std::integral_constant<int, 6>(), row);
-        if (left == 7) kernel(std::integral_constant<int, 7>(), row);
+    while (row < rows) {
+        const Index left = rows - row;
+        const Index count = left <= kMost ? left : left >= 2 * kMost ? kMost : (left + 1) / 2;
+        if (count == 1) kernel(std::integral_constant<int, 1>(), row);
+        if (count == 2) kernel(std::integral_constant<int, 2>(), row);
+        if (count == 3) kernel(std::integral_constant<int, 3>(), row);
+        if (count == 4) kernel(std::integral_constant<int, 4>(), row);
+        if constexpr (kMost == 6) {
+            if (count == 5) kernel(std::integral_constant<int, 5>(), row);
+            if (count == 6) kernel(std::integral_constant<int, 6>(), row);
+        }
+        row += count;
     }
 }
 
-// Outputs whose sums share the loads of x: as many as registers hold.
-constexpr int outputs_at_once(int rows, int most_rows) { return rows <= most_rows / 2 ? 4 : 2; }
+// Outputs whose sums share the loads of x, as many as registers hold: 6 rows by 4 outputs of 32 registers, 4 by 2 or
+// 2 by 4 of 16.
+constexpr int kOutputsAvx512 = 4;
+constexpr int outputs_avx2_at_once(int rows) { return rows <= 2 ? 4 : 2; }
 
 // The next slab is read while this one is computed; only the first piece of rows asks for it.
 inline void prefetch(const void* weights, Index slab_bytes) {
@@ -98,13 +103,18 @@ template <int kRows, int kOutputs>
 FORKPOINT_AVX512 inline void add_up_avx512(const __m512 (&totals)[kOutputs][kRows], Index count,
                                            float (*sums)[kRowBlock]) {
     constexpr int kNumSums = kOutputs * kRows;
-    alignas(64) float results[16];
+    alignas(64) float results[round_up(kNumSums, 16)];
     if (kNumSums <= 4) {
         for (int i = 0; i < kNumSums; ++i) results[i] = _mm512_reduce_add_ps(totals[i / kRows][i % kRows]);
     } else {
-        __m512 all[16];
-        for (int i = 0; i < 16; ++i) all[i] = i < kNumSums ? totals[i / kRows][i % kRows] : _mm512_setzero_ps();
-        _mm512_store_ps(results, sums_of_16(all));
+        for (int first = 0; first < kNumSums; first += 16) {
+            __m512 some[16];
+            for (int i = 0; i < 16; ++i) {
+                const int at = first + i;
+                some[i] = at < kNumSums ? totals[at / kRows][at % kRows] : _mm512_setzero_ps();
+            }
+            _mm512_store_ps(results + first, sums_of_16(some));
+        }
     }
     for (int o = 0; o < kOutputs && o < count; ++o) std::memcpy(sums[o], results + o * kRows, kRows * sizeof(float));
 }
@@ -126,7 +136,7 @@ FORKPOINT_AVX512_BF16 inline void step_avx512_bf16(const std::uint16_t* const* w
 template <int kRows, bool kPrefetches>
 FORKPOINT_AVX512_BF16 void outputs_avx512_bf16(const SlabOf& slab, const std::uint16_t* x, Index stride,
                                                float (*sums)[kRowBlock]) {
-    constexpr int kOutputs = outputs_at_once(kRows, 8);
+    constexpr int kOutputs = kOutputsAvx512;
     const Index done = slab.inputs / 32 * 32;
     for (Index output = 0; output < slab.count; output += kOutputs) {
         const Pointers<kOutputs, std::uint16_t> weights(slab, output);
@@ -166,7 +176,7 @@ FORKPOINT_AVX512 inline void step_avx512(const Number* const* weights, Index at,
 
 template <int kRows, bool kPrefetches, typename Number>
 FORKPOINT_AVX512 void outputs_avx512(const SlabOf& slab, const float* x, Index stride, float (*sums)[kRowBlock]) {
-    constexpr int kOutputs = outputs_at_once(kRows, 8);
+    constexpr int kOutputs = kOutputsAvx512;
     const Index done = slab.inputs / 16 * 16;
     for (Index output = 0; output < slab.count; output += kOutputs) {
         const Pointers<kOutputs, Number> weights(slab, output);
@@ -208,7 +218,7 @@ FORKPOINT_AVX2 inline void step_avx2(const Number* const* weights, Index at, con
 
 template <int kRows, bool kPrefetches, typename Number>
 FORKPOINT_AVX2 void outputs_avx2(const SlabOf& slab, const float* x, Index stride, float (*sums)[kRowBlock]) {
-    constexpr int kOutputs = outputs_at_once(kRows, 4);
+    constexpr int kOutputs = outputs_avx2_at_once(kRows);
     const Index done = slab.inputs / 8 * 8;
     for (Index output = 0; output < slab.count; output += kOutputs) {
         const Pointers<kOutputs, Number> weights(slab, output);
@@ -243,7 +253,7 @@ FORKPOINT_AVX2 void outputs_avx2(const SlabOf& slab, const float* x, Index strid
 
 inline void dot_rows_avx512_bf16(const SlabOf& slab, const std::uint16_t* x, Index stride, Index rows,
                                  float (*sums)[kRowBlock]) {
-    dot::in_pieces<8>(rows, [&](auto count, Index row) {
+    dot::in_pieces<6>(rows, [&](auto count, Index row) {
         const auto outputs =
             row == 0 ? dot::outputs_avx512_bf16<count, true> : dot::outputs_avx512_bf16<count, false>;
         outputs(slab, x + row * stride, stride, reinterpret_cast<float(*)[kRowBlock]>(&sums[0][row]));
@@ -252,7 +262,7 @@ inline void dot_rows_avx512_bf16(const SlabOf& slab, const std::uint16_t* x, Ind
 
 template <typename Number>
 void dot_rows_avx512(const SlabOf& slab, const float* x, Index stride, Index rows, float (*sums)[kRowBlock]) {
-    dot::in_pieces<8>(rows, [&](auto count, Index row) {
+    dot::in_pieces<6>(rows, [&](auto count, Index row) {
         const auto outputs =
             row == 0 ? dot::outputs_avx512<count, true, Number> : dot::outputs_avx512<count, false, Number>;
         outputs(slab, x + row * stride, stride, reinterpret_cast<float(*)[kRowBlock]>(&sums[0][row]));
