@@ -22,6 +22,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     attention_backend: str = "auto"
     load_format: str = "auto"
+    quantization: str = "none"
     num_threads: int | None = None
     context_length: int | None = None
     page_size: int = 16

@@ -63,6 +63,7 @@ def engine_config(settings: ServeSettings, model_dir: Path) -> EngineConfig:
         kv_cache_dtype=settings.kv_cache_dtype,
         attention_backend=settings.attention_backend,
         load_format=settings.load_format,
+        quantization=settings.quantization,
         num_threads=_chosen(settings.threads),
         context_length=_chosen(settings.context_length),
         page_size=settings.page_size,
@@ -111,7 +112,11 @@ def default_model_name(model: str) -> str:
 
 def _refuse_unbuilt(settings: ServeSettings) -> None:
     unbuilt = (
-        (settings.quantization != "none", f"--quantization {settings.quantization}", "--dtype bfloat16"),
+        (
+            settings.quantization not in ("none", "int8"),
+            f"--quantization {settings.quantization}",
+            "--quantization int8, or --dtype bfloat16",
+        ),
         (
             settings.attention_backend == "flashinfer",
             "--attention-backend flashinfer",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from forkpoint.model.attention.base import AttentionBackend
@@ -44,7 +43,7 @@ class Decoder:
         [S + N, hidden], in the order of output_rows; head() makes logits of it.
         """
         rows = self._all_rows(inputs)
-        x = F.embedding(rows.batch.token_ids, self._model.weights.embedding)
+        x = self._model.weights.embedding(rows.batch.token_ids)
         if self._config.embedding_multiplier != 1.0:
             x = x * self._embedding_multiplier
         planned: tuple[Kind, ...] = ()

@@ -14,11 +14,13 @@ from pathlib import Path
 import structlog
 import torch
 
-from forkpoint.configs.errors import ModelLoadError
+from forkpoint.configs.errors import ConfigError, ModelLoadError
 from forkpoint.model.checkpoint import Checkpoint
 from forkpoint.model.config import ModelConfig, load_config
 from forkpoint.model.device import resolve_device, resolve_dtype
 from forkpoint.model.families import FAMILIES
+from forkpoint.model.int8 import Int8Layers, check_int8, int8_bytes
+from forkpoint.model.layer_maker import FloatLayers, LayerMaker
 from forkpoint.model.linear import copies_weights
 from forkpoint.model.mxfp4 import BLOCK_SIZE, BYTES_PER_BLOCK, decode_mxfp4
 from forkpoint.model.scope import PLAIN_WEIGHTS_HINT
@@ -29,6 +31,7 @@ from forkpoint.model.weights import (
     build_weights,
     count_parameters,
     is_float32,
+    num_inputs,
     tensor_shapes,
 )
 
@@ -43,9 +46,9 @@ _log = structlog.stdlib.get_logger("forkpoint.engine")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model: its configuration and its weights, all of one dtype on one device.
+    """A loaded model: its configuration and its weights, which compute in one dtype on one device.
 
-    weight_bytes: memory that the weights take there.
+    quantization: as load_model was told. weight_bytes: memory that the weights take there.
     """
 
     config: ModelConfig
@@ -54,6 +57,7 @@ class Model:
     device: torch.device
     num_parameters: int
     weight_bytes: int
+    quantization: str = "none"
 
 
 def load_model(
@@ -62,29 +66,49 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     load_format: str = "auto",
+    quantization: str = "none",
     progress: Progress | None = None,
 ) -> Model:
     """Load the checkpoint in model_dir (model.safetensors, or shards with an index).
 
     dtype, device: as --dtype and --device name them. load_format `dummy`: random weights, the same each time;
     model_dir needs config.json only. progress is called with (tensors read, tensors in all).
+    quantization `int8`: layers and embedding are turned into int8 as they are read (int8.py).
     Peak memory is the result and one layer; all names and shapes are checked before any of it.
-    Raises ModelLoadError that names the file or the tensor, ConfigError for a wrong dtype or device.
+    Raises ModelLoadError that names the file or the tensor, ConfigError for a wrong dtype, device or
+    quantization.
     """
     torch_device = resolve_device(device)
     config = load_config(model_dir)
     torch_dtype = resolve_dtype(dtype, torch_device, config.checkpoint_dtype)
+    maker = _layer_maker(quantization, torch_dtype, torch_device)
     if load_format == "dummy":
         read: ReadTensor = _dummy_reader(config, torch_dtype, torch_device, progress)
-        weights = build_weights(config, read)
+        weights = build_weights(config, read, maker)
     else:
         with contextlib.closing(Checkpoint(model_dir)) as checkpoint:
             sources = _find_sources(config, checkpoint)
-            weights = build_weights(config, _Reader(checkpoint, sources, torch_dtype, torch_device, progress))
+            read = _Reader(checkpoint, sources, torch_dtype, torch_device, progress)
+            weights = build_weights(config, read, maker)
             if config.is_tied:
                 _check_tied_head(config, checkpoint, sources)
-    weight_bytes = _weight_bytes(config, torch_dtype, torch_device)
-    return Model(config, weights, torch_dtype, torch_device, count_parameters(config), weight_bytes)
+    if quantization == "int8":
+        weight_bytes = _int8_weight_bytes(config, torch_dtype)
+    else:
+        weight_bytes = _weight_bytes(config, torch_dtype, torch_device)
+    num_parameters = count_parameters(config)
+    return Model(config, weights, torch_dtype, torch_device, num_parameters, weight_bytes, quantization)
+
+
+def _layer_maker(quantization: str, dtype: torch.dtype, device: torch.device) -> LayerMaker:
+    if quantization == "none":
+        return FloatLayers()
+    if quantization != "int8":
+        raise ConfigError(
+            f"quantization {quantization!r} is unknown", hint="--quantization takes none or int8"
+        )
+    check_int8(dtype, device)
+    return Int8Layers(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +185,17 @@ def _weight_bytes(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         math.prod(shape) * (torch.float32 if is_float32(name) else dtype).itemsize
         for name, shape in shapes.items()
     )
+
+
+def _int8_weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    num_bytes = 0
+    for name, shape in tensor_shapes(config).items():
+        inputs = num_inputs(name, shape)
+        if inputs is None:
+            num_bytes += math.prod(shape) * (torch.float32 if is_float32(name) else dtype).itemsize
+        else:
+            num_bytes += int8_bytes(math.prod(shape) // inputs, inputs)
+    return num_bytes
 
 
 def _dummy_reader(

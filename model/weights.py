@@ -11,7 +11,8 @@ import torch
 
 from forkpoint.model.config import LayerSpec, ModelConfig, MoeSpec
 from forkpoint.model.families import FAMILIES
-from forkpoint.model.linear import GatedMlp, Linear, make_gated_mlp, make_linear
+from forkpoint.model.layer_maker import Embedding, LayerMaker
+from forkpoint.model.linear import GatedMlp, Linear
 from forkpoint.model.moe import MoeMlp, Router
 from forkpoint.model.norm import FlatQkNorm, NormLayer, make_norm
 
@@ -48,9 +49,9 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """embedding: [V, hidden], unscaled, in the model's dtype and on its device."""
+    """All of a decoder."""
 
-    embedding: torch.Tensor
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     final_norm: NormLayer
     lm_head: Linear
@@ -79,30 +80,36 @@ def is_float32(name: str) -> bool:
     return name.rpartition(".")[2] in _FLOAT32
 
 
+def num_inputs(name: str, shape: Shape) -> int | None:
+    """Inputs of the matrix (of each expert's) that tensor `name` is; None if it is no matrix of a layer."""
+    leaf = name.rpartition(".")[2]
+    if len(shape) < 2 or is_float32(name) or leaf.endswith(("_norm", "_bias")):
+        return None
+    return shape[-2] if leaf in ("experts_mixed", "experts_down_transposed") else shape[-1]
+
+
 def count_parameters(config: ModelConfig) -> int:
     """Number of weights, a tied head counted once."""
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
-def build_weights(config: ModelConfig, read: ReadTensor) -> ModelWeights:
+def build_weights(config: ModelConfig, read: ReadTensor, maker: LayerMaker) -> ModelWeights:
     """Assemble the weights.
 
-    Reads layer by layer; where weights are packed that happens at once, so that only one layer is held twice.
+    Reads layer by layer; where weights are packed or quantised that happens at once, so that only one layer
+    is held twice.
     """
-    embedding = read("embedding")
+    embedding = maker.embedding(read("embedding"))
     stored = FAMILIES[config.family].tensor_names
     layers = tuple(
-        _build_layer(config, layer, stored, _of_layer(read, index))
+        _build_layer(config, layer, stored, _of_layer(read, index), maker)
         for index, layer in enumerate(config.layers)
     )
-    # Where layers pack their weights a tied head is a copy: rows cannot be looked up in packed weights.
-    # Decoding 8 rows is worth it.
-    head = embedding if config.is_tied else read("lm_head")
     return ModelWeights(
         embedding=embedding,
         layers=layers,
         final_norm=make_norm(config.norm, read("final_norm"), config.norm_eps),
-        lm_head=make_linear(head, None),
+        lm_head=embedding.tied_head() if config.is_tied else maker.linear(read("lm_head"), None),
     )
 
 
@@ -187,21 +194,23 @@ def _moe_shapes(moe: MoeSpec, hidden: int, stored: Mapping[str, str]) -> dict[st
 
 
 def _build_layer(
-    config: ModelConfig, layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor
+    config: ModelConfig, layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor, maker: LayerMaker
 ) -> LayerWeights:
     norms = {name: make_norm(config.norm, read(name), config.norm_eps) for name in _NORMS[layer.block]}
     return LayerWeights(
         attention_norm=norms.get("attention_norm"),
-        qkv=make_linear(
+        qkv=maker.linear(
             read("qkv") if _is_stored(stored, "qkv") else read("q", "k", "v"),
             _qkv_bias(stored, read) if layer.has_qkv_bias else None,
         ),
         qk_norm=_qk_norm(config, layer, read),
         sinks=read("sinks") if layer.has_sinks else None,
-        o=make_linear(read("o"), read("o_bias") if layer.has_o_bias else None),
+        o=maker.linear(read("o"), read("o_bias") if layer.has_o_bias else None),
         attention_output_norm=norms.get("attention_output_norm"),
         mlp_norm=norms.get("mlp_norm"),
-        mlp=_mlp(layer, stored, read) if layer.moe is None else _moe(layer, layer.moe, stored, read),
+        mlp=_mlp(layer, stored, read, maker)
+        if layer.moe is None
+        else _moe(layer, layer.moe, stored, read, maker),
         mlp_output_norm=norms.get("mlp_output_norm"),
     )
 
@@ -224,10 +233,10 @@ def _qk_norm(config: ModelConfig, layer: LayerSpec, read: ReadTensor) -> NormLay
     return make_norm(config.norm, torch.cat([q_rows, k_rows]), config.norm_eps)
 
 
-def _mlp(layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor) -> GatedMlp:
+def _mlp(layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor, maker: LayerMaker) -> GatedMlp:
     parts = ("gate_up",) if _is_stored(stored, "gate_up") else ("gate", "up")
     has_bias = layer.has_mlp_bias
-    return make_gated_mlp(
+    return maker.gated_mlp(
         read(*parts),
         read(*(f"{name}_bias" for name in parts)) if has_bias else None,
         read("down"),
@@ -236,7 +245,9 @@ def _mlp(layer: LayerSpec, stored: Mapping[str, str], read: ReadTensor) -> Gated
     )
 
 
-def _moe(layer: LayerSpec, moe: MoeSpec, stored: Mapping[str, str], read: ReadTensor) -> GatedMlp:
+def _moe(
+    layer: LayerSpec, moe: MoeSpec, stored: Mapping[str, str], read: ReadTensor, maker: LayerMaker
+) -> GatedMlp:
     router = Router(
         moe,
         read("router"),
@@ -246,7 +257,7 @@ def _moe(layer: LayerSpec, moe: MoeSpec, stored: Mapping[str, str], read: ReadTe
     experts = _stored_experts(moe, stored, read)
     return MoeMlp(
         router,
-        [make_gated_mlp(e.gate_up, e.gate_up_bias, e.down, e.down_bias, layer.activation) for e in experts],
+        [maker.gated_mlp(e.gate_up, e.gate_up_bias, e.down, e.down_bias, layer.activation) for e in experts],
     )
 
 

@@ -47,6 +47,7 @@ def build_engine(config: EngineConfig, progress: Progress) -> Engine:
         dtype=config.dtype,
         device=config.device,
         load_format=config.load_format,
+        quantization=config.quantization,
         progress=lambda done, total: progress(LoadProgress("loading weights", done, total)),
     )
     limits = _limits(config, model)
@@ -204,6 +205,7 @@ def _info(config: EngineConfig, limits: SchedulerLimits, model: Model, runner: M
         num_threads=num_compute_threads(model.device),
         family=model.config.family,
         weight_bytes=model.weight_bytes,
+        quantization=model.quantization,
         kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         full_bytes_per_token=model.config.kv_bytes_per_token("full", kv_dtype),
         swa_bytes_per_token=model.config.kv_bytes_per_token("swa", kv_dtype),

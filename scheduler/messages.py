@@ -103,6 +103,7 @@ class EngineInfo:
     num_threads: int = 0
     family: str = ""
     weight_bytes: int = 0
+    quantization: str = "none"
     kv_cache_dtype: str = ""
     full_bytes_per_token: int = 0
     swa_bytes_per_token: int = 0

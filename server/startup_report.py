@@ -31,6 +31,7 @@ def report_fields(info: EngineInfo) -> dict[str, object]:
         "device": info.device,
         "threads": info.num_threads,
         "attention_backend": info.attention_backend,
+        "quantization": info.quantization,
         "weight_bytes": info.weight_bytes,
         "layers": short_pattern(info.layer_pattern),
         "window": info.window,
@@ -52,7 +53,8 @@ def report_text(info: EngineInfo, defaults: SamplingDefaults) -> str:
         ("model", f"{info.family}, {info.num_parameters:,} parameters"),
         (
             "weights",
-            f"{_size(info.weight_bytes)} in {info.dtype} on {info.device}{_threads(info.num_threads)}",
+            f"{_size(info.weight_bytes)} in {_weight_form(info)} on {info.device}"
+            f"{_threads(info.num_threads)}",
         ),
         ("layers", f"{short_pattern(pattern)} ({' and '.join(kinds)}{window})"),
     ]
@@ -102,6 +104,10 @@ def start_text(own: Stages, engine: Stages) -> str:
 
 def _stages(stages: Stages) -> str:
     return ", ".join(f"{name} {seconds:.1f}" for name, seconds in stages if seconds >= 0.05)
+
+
+def _weight_form(info: EngineInfo) -> str:
+    return info.dtype if info.quantization == "none" else f"{info.quantization} (computing in {info.dtype})"
 
 
 def _threads(count: int) -> str:

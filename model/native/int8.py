@@ -80,7 +80,7 @@ class Int8Kernels:
         hidden, dim = gate_up.num_in, down.num_in
         assert x.shape[1] == hidden == down.num_out and gate_up.num_out == 2 * dim
         y = torch.empty_like(x)
-        is_clamped = isinstance(activation, ClampedSwiglu)
+        clamped = activation if isinstance(activation, ClampedSwiglu) else None
         self._gated_mlp(
             gate_up.values.data_ptr(),
             gate_up.scales.data_ptr(),
@@ -93,9 +93,9 @@ class Int8Kernels:
             len(x),
             hidden,
             dim,
-            _CLAMPED_SWIGLU if isinstance(activation, ClampedSwiglu) else _GATE_KINDS[activation],
-            activation.alpha if is_clamped else 0.0,
-            activation.limit if is_clamped else 0.0,
+            _GATE_KINDS[activation] if isinstance(activation, str) else _CLAMPED_SWIGLU,
+            0.0 if clamped is None else clamped.alpha,
+            0.0 if clamped is None else clamped.limit,
             _is_bfloat16(x.dtype),
         )
         return y

@@ -20,6 +20,7 @@ from forkpoint.model.config import (
     YarnScaling,
 )
 from forkpoint.model.families import FAMILIES
+from forkpoint.model.layer_maker import FloatLayers
 from forkpoint.model.load import Model, on_disk_name
 from forkpoint.model.weights import build_weights, is_float32
 
@@ -69,7 +70,7 @@ def mutated_model(model: Model, model_dir: Path, mutation: Mutation) -> Model:
         dtype = torch.float32 if is_float32(name) else model.dtype
         return stored[on_disk_name(names, name)].to(dtype)
 
-    return replace(model, config=mutation.config, weights=build_weights(mutation.config, read))
+    return replace(model, config=mutation.config, weights=build_weights(mutation.config, read, FloatLayers()))
 
 
 def _of_model(config: ModelConfig) -> Iterator[Mutation]:

@@ -36,6 +36,7 @@ FLAGS = """
 --generation-config auto
 --generation-config none
 --quantization none
+--quantization int8
 --attention-backend torch
 --threads 2
 --threads auto
@@ -75,7 +76,7 @@ FLAGS = """
 """
 
 UNBUILT = """
---quantization int8
+--quantization int4
 --attention-backend flashinfer
 --tp-size 2
 --grammar-backend xgrammar
