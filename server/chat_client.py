@@ -106,6 +106,16 @@ class ChatClient:
                     hint="is it an OpenAI-compatible server? --url takes the address before /v1",
                 ) from exc
 
+    def read(self, path: str) -> Any:
+        """The JSON that a GET of this path gives. Raises RemoteError, also where there is no such path."""
+        with self._errors_translated():
+            response = self._http.get(path)
+            self._raise_for_status(response)
+            try:
+                return response.json()
+            except ValueError as exc:
+                raise RemoteError(f"{self.url}{path} answers with no JSON") from exc
+
     def answer(self, model: str, messages: Sequence[Message], options: Mapping[str, object]) -> Answer:
         """Ask; nothing is sent before the pieces are read. Whoever stops reading must close them: the
         connection then ends, and the server gives up the answer.

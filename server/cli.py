@@ -25,6 +25,7 @@ from forkpoint.configs.errors import (
 from forkpoint.configs.measure_settings import MeasureSettings
 from forkpoint.configs.settings import MODEL, OPERATION, ServeSettings
 from forkpoint.configs.simulate_settings import SimulateSettings
+from forkpoint.configs.top_settings import TopSettings
 from forkpoint.server.cli_layers import Layers
 
 # What a person can put right ends with this status, like a usage error of any command.
@@ -59,6 +60,8 @@ Measurement = Annotated[MeasureSettings, Parameter(name="*")]
 MEASUREMENT_DEFAULTS = MeasureSettings()
 Simulation = Annotated[SimulateSettings, Parameter(name="*")]
 SIMULATION_DEFAULTS = SimulateSettings()
+Top = Annotated[TopSettings, Parameter(name="*")]
+TOP_DEFAULTS = TopSettings()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -127,6 +130,16 @@ def build_app() -> App:
         from forkpoint.server.cli_chat import chat_with_server
 
         return chat_with_server(settings)
+
+    @app.command
+    def top(*, settings: Top = TOP_DEFAULTS) -> int:
+        """Watch a running Forkpoint server in the terminal: speed, reuse, pools, requests.
+
+        Without a terminal, one picture is printed.
+        """
+        from forkpoint.server.cli_top import show_top
+
+        return show_top(settings)
 
     @app.command
     def bench(*, settings: Bench = BENCH_DEFAULTS) -> int:
