@@ -17,7 +17,7 @@ from forkpoint.configs.errors import ConfigError
 from forkpoint.model.config import Activation
 from forkpoint.model.layer_maker import Embedding
 from forkpoint.model.linear import GatedMlp, Linear, make_gated_mlp, make_linear
-from forkpoint.model.native.int8 import GROUP, Int8Kernels, Int8Matrix, int8_kernels
+from forkpoint.model.native.int8 import GROUP, Int8Kernels, Int8Matrix
 
 # Decode rows beyond this are multiplied as floats: turning the weight into them is shared by enough rows.
 MAX_KERNEL_ROWS = 64
@@ -48,7 +48,8 @@ def quantize(weight: torch.Tensor) -> Int8Matrix:
     """[out, in] as int8. A scale is the largest of its group / 127; numbers are off by half a scale at most.
 
     Takes a few times PIECE_NUMBERS bytes beside the result. Does not modify or keep `weight`. A group with a
-    number that is not finite gets NaN as its scale, so that what it touches is not finite either.
+    number that is not finite gets NaN as its scale, so that what it touches is not finite either. This is
+    the kernel's oracle.
     """
     num_out, num_in = weight.shape
     num_groups = -(-num_in // GROUP)
@@ -62,9 +63,10 @@ def quantize(weight: torch.Tensor) -> Int8Matrix:
         # Rounded up, or the largest number would not fit.
         scale = _rounded_up(largest / _LEVELS)
         scales[start:end] = scale
-        divisor = torch.where(scale > 0, scale.float(), 1.0)[..., None]
-        whole = groups.div_(divisor).round_().nan_to_num_(0, 0, 0).clamp_(-_LEVELS, _LEVELS)
-        values[start:end] = whole.view(end - start, -1)
+        divisor = torch.where(scale > 0, scale.float(), torch.inf)[..., None]
+        whole = groups.div_(divisor).round_()
+        # Infinity over infinity: whatever the group's scale is NaN for.
+        values[start:end] = whole.nan_to_num_(0, 0, 0).view(end - start, -1)
     return Int8Matrix(values, scales, num_in)
 
 
@@ -80,10 +82,13 @@ def int8_bytes(num_out: int, num_in: int) -> int:
 
 
 class Int8Layers:
-    """Makes layers that hold their weights as int8 and compute in `dtype`. Owns the buffer they share."""
+    """Makes layers that hold their weights as int8 and compute in `dtype`. Owns the buffer they share.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._kernels = int8_kernels()
+    kernels: int8_kernels(); without them (None) every step computes with floats.
+    """
+
+    def __init__(self, dtype: torch.dtype, kernels: Int8Kernels | None) -> None:
+        self._kernels = kernels
         self._floats = FloatBuffer(dtype, self._kernels)
         if self._kernels is None:
             _log.warning(
@@ -94,7 +99,7 @@ class Int8Layers:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Int8Linear."""
-        return Int8Linear(self._kernels, self._floats, quantize(weight), bias)
+        return Int8Linear(self._kernels, self._floats, self._quantize(weight), bias)
 
     def gated_mlp(
         self,
@@ -105,12 +110,15 @@ class Int8Layers:
         activation: Activation,
     ) -> GatedMlp:
         """Int8GatedMlp."""
-        matrices = quantize(gate_up), quantize(down)
+        matrices = self._quantize(gate_up), self._quantize(down)
         return Int8GatedMlp(self._kernels, self._floats, *matrices, gate_up_bias, down_bias, activation)
 
     def embedding(self, weight: torch.Tensor) -> Embedding:
         """Int8Embedding."""
-        return Int8Embedding(self._kernels, self._floats, quantize(weight))
+        return Int8Embedding(self._kernels, self._floats, self._quantize(weight))
+
+    def _quantize(self, weight: torch.Tensor) -> Int8Matrix:
+        return quantize(weight) if self._kernels is None else self._kernels.quantize(weight)
 
 
 class FloatBuffer:

@@ -23,6 +23,7 @@ from forkpoint.model.int8 import Int8Layers, check_int8, int8_bytes
 from forkpoint.model.layer_maker import FloatLayers, LayerMaker
 from forkpoint.model.linear import copies_weights
 from forkpoint.model.mxfp4 import BLOCK_SIZE, BYTES_PER_BLOCK, decode_mxfp4
+from forkpoint.model.native.int8 import int8_kernels
 from forkpoint.model.scope import PLAIN_WEIGHTS_HINT
 from forkpoint.model.weights import (
     ModelWeights,
@@ -108,7 +109,7 @@ def _layer_maker(quantization: str, dtype: torch.dtype, device: torch.device) ->
             f"quantization {quantization!r} is unknown", hint="--quantization takes none or int8"
         )
     check_int8(dtype, device)
-    return Int8Layers(dtype)
+    return Int8Layers(dtype, int8_kernels())
 
 
 @dataclass(frozen=True, slots=True)

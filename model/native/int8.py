@@ -45,7 +45,9 @@ class Int8Kernels:
         self._gated_mlp.argtypes = [_POINTER] * 8 + [_INDEX] * 3 + [_INT, _FLOAT, _FLOAT, _INT]
         self._dequantize = loaded.forkpoint_int8_dequantize
         self._dequantize.argtypes = [_POINTER] * 3 + [_INDEX] * 2 + [_INT]
-        for function in (self._linear, self._gated_mlp, self._dequantize):
+        self._quantize = loaded.forkpoint_int8_quantize
+        self._quantize.argtypes = [_POINTER] * 3 + [_INDEX] * 2 + [_INT]
+        for function in (self._linear, self._gated_mlp, self._dequantize, self._quantize):
             function.restype = None
 
     def linear(self, x: torch.Tensor, weight: Int8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -99,6 +101,23 @@ class Int8Kernels:
             _is_bfloat16(x.dtype),
         )
         return y
+
+    def quantize(self, weight: torch.Tensor) -> Int8Matrix:
+        """A weight [num_out, num_in] as int8, the same as model.int8.quantize makes of it."""
+        weight = weight.contiguous()
+        num_out, num_in = weight.shape
+        num_groups = -(-num_in // GROUP)
+        values = torch.empty((num_out, num_groups * GROUP), dtype=torch.int8)
+        scales = torch.empty((num_out, num_groups), dtype=torch.bfloat16)
+        self._quantize(
+            weight.data_ptr(),
+            values.data_ptr(),
+            scales.data_ptr(),
+            num_out,
+            num_in,
+            _is_bfloat16(weight.dtype),
+        )
+        return Int8Matrix(values, scales, num_in)
 
     def dequantize(self, weight: Int8Matrix, into: torch.Tensor) -> None:
         """Write the weight as floats into `into`, contiguous [num_out, num_in]."""
