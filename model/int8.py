@@ -29,18 +29,12 @@ _LEVELS = 127
 _log = structlog.stdlib.get_logger("forkpoint.engine")
 
 
-def check_int8(dtype: torch.dtype, device: torch.device) -> None:
+def check_int8(device: torch.device) -> None:
     """Raise ConfigError where int8 weights cannot be served."""
     if device.type != "cpu":
         raise ConfigError(
             f"--quantization int8 is for the CPU; this server computes on {device.type}",
             hint="leave --quantization out, or use --device cpu",
-        )
-    if dtype not in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        raise ConfigError(
-            f"--quantization int8 computes in bfloat16 or float32, not in {name}",
-            hint="use --dtype bfloat16 or --dtype float32",
         )
 
 

@@ -108,7 +108,7 @@ def _layer_maker(quantization: str, dtype: torch.dtype, device: torch.device) ->
         raise ConfigError(
             f"quantization {quantization!r} is unknown", hint="--quantization takes none or int8"
         )
-    check_int8(dtype, device)
+    check_int8(device)
     return Int8Layers(dtype, int8_kernels())
 
 
