@@ -163,6 +163,7 @@ def _end(child: subprocess.Popen[bytes], process: psutil.Process) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
     child.wait()
+    psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
 
 
 def _of_tree(process: psutil.Process, figure: Callable[[psutil.Process], float]) -> Iterator[float]:
