@@ -62,7 +62,8 @@ def uneven(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.f
 
 def grouped(numbers: torch.Tensor) -> torch.Tensor:
     """[rows, n] as [rows, groups, GROUP], filled up with zeros."""
-    return F.pad(numbers, (0, -numbers.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    padded: torch.Tensor = F.pad(numbers, (0, -numbers.shape[1] % GROUP))
+    return padded.view(len(numbers), -1, GROUP)
 
 
 def rounded_activations(x: torch.Tensor) -> torch.Tensor:
@@ -172,8 +173,8 @@ def test_products_of_any_shape_are_exact_to_one_rounding(
     seen = rounded_activations(x)
     weight = dequantize(matrix, torch.float32).double()
     exact = F.linear(seen, weight, None if bias is None else bias.double())
-    # Scales of both are rounded once each; the sums of whole numbers are exact. Lanes are scaled one by one, and
-    # where weights are taken as unsigned a lane has 128 of every number that another takes away again.
+    # Scales of both are rounded once each; the sums of whole numbers are exact. Lanes are scaled one by one,
+    # and where weights are taken as unsigned a lane has 128 of every number that another takes away again.
     offsets = matrix.scales.float().double().repeat_interleave(GROUP, dim=1)[:, :num_in] * 128
     magnitudes = seen.abs() @ (weight.abs() + offsets).T
     bound = ROUNDING[dtype] * exact.abs() + (num_in + 4) * SUM_ROUNDING * magnitudes + 1e-30
@@ -284,12 +285,12 @@ def test_rows_of_a_prefill_equal_those_of_the_rounded_weights(with_kernels: bool
     expected = make_gated_mlp(floats[0], None, floats[1], None, "silu")(x)
     assert torch.equal(maker.gated_mlp(gate_up, None, down, None, "silu")(x), expected)
     # oneDNN may add up in another order where a product is cut.
-    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 0.05}
+    rtol, atol = (1e-4, 1e-4) if dtype == torch.float32 else (2**-7, 0.05)
     layer = maker.linear(wide, bias)
-    torch.testing.assert_close(layer(x), make_linear(floats[2], bias)(x), **close)
+    torch.testing.assert_close(layer(x), make_linear(floats[2], bias)(x), rtol=rtol, atol=atol)
     many = layer(x.repeat(2, 1), is_decode=True)
     assert len(many) > MAX_KERNEL_ROWS
-    torch.testing.assert_close(many[:70], layer(x), **close)
+    torch.testing.assert_close(many[:70], layer(x), rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("with_kernels", [False, pytest.param(True, marks=needs_kernels)])

@@ -76,7 +76,8 @@ def logits_of(model: Model, tokens: list[int], chunk: int) -> torch.Tensor:
 
 def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Of each row of logits, relative."""
-    return (found - expected).norm(dim=1) / expected.norm(dim=1)
+    errors: torch.Tensor = (found - expected).norm(dim=1) / expected.norm(dim=1)
+    return errors
 
 
 @pytest.mark.parametrize("name", CONFIGS)
