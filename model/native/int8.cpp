@@ -540,7 +540,8 @@ void multiply_gated(const Matrix& gate_up, const Quantised& x, const Result& bia
 }
 
 template <typename Number>
-inline __attribute__((always_inline)) void dequantise_row(const std::int8_t* values, const std::uint16_t* scales, Index inputs, Number* into) {
+inline __attribute__((always_inline)) void dequantise_row(const std::int8_t* values, const std::uint16_t* scales,
+                                                          Index inputs, Number* into) {
     for (Index start = 0; start < inputs; start += kGroup) {
         const float scale = from_bfloat16(scales[start / kGroup]);
         const Index end = start + kGroup < inputs ? start + kGroup : inputs;
