@@ -6,10 +6,12 @@ import torch
 
 from forkpoint.configs.errors import ConfigError
 from forkpoint.model.attention.base import AttentionBackend
-from forkpoint.model.attention.cpu import CpuBackend
+from forkpoint.model.attention.native import NativeBackend
+from forkpoint.model.attention.tiles import TilesBackend
 from forkpoint.model.attention.torch_reference import TorchReferenceBackend
 from forkpoint.model.config import ModelConfig
 from forkpoint.model.kv import KvPools
+from forkpoint.model.native.attention import attention_kernel
 
 
 def make_backend(name: str, config: ModelConfig, pools: KvPools, device: torch.device) -> AttentionBackend:
@@ -24,7 +26,8 @@ def make_backend(name: str, config: ModelConfig, pools: KvPools, device: torch.d
                 f"attention backend cpu cannot run on {device.type}",
                 hint="use --attention-backend auto, or --device cpu",
             )
-        return CpuBackend(config, pools)
+        kernel = attention_kernel()
+        return TilesBackend(config, pools) if kernel is None else NativeBackend(config, pools, kernel)
     if name == "flashinfer":
         raise ConfigError(
             "attention backend flashinfer is not built yet", hint="use --attention-backend torch"

@@ -46,7 +46,7 @@ class AttentionBackend(Protocol):
         q: [T, Hq, k_dim], rotated, in batch order. Returns [T, Hq, v_dim], same dtype.
         SWA layers see positions (p - W, p]. plan() must have run, and the layer's KV must be written.
         sinks: [Hq] float32, a logit that joins each row's softmax without a value, neither scaled nor capped.
-        rows: [N] int64, each at most once, in any order: q holds these rows of the step alone, [N, Hq, k_dim].
+        rows: [N] int64, each at most once, in any order: q holds these rows of the step alone, [N, Hq, D].
         """
         ...
 

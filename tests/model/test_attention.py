@@ -3,138 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.attention_world import CPU, WINDOW, AttentionWorld, attention_config, attention_world
 
 from forkpoint.configs.errors import ConfigError
 from forkpoint.model.attention.backends import make_backend
-from forkpoint.model.attention.base import AttentionBackend
-from forkpoint.model.attention.cpu import CpuBackend
+from forkpoint.model.attention.tiles import TilesBackend
 from forkpoint.model.attention.torch_reference import TorchReferenceBackend
-from forkpoint.model.config import LayerSpec, ModelConfig
-from forkpoint.model.inputs import ForwardInput, KindTable
-from forkpoint.model.kv import KvPools
-
-CPU = torch.device("cpu")
-WINDOW = 7
-
-
-def _config(
-    *, num_q_heads: int, num_kv_heads: int, softcap: float | None = None, v_dim: int = 8
-) -> ModelConfig:
-    """One full and one sliding layer; k_dim is 12."""
-    full = LayerSpec(
-        window=None,
-        num_q_heads=num_q_heads,
-        num_kv_heads=num_kv_heads,
-        k_dim=12,
-        v_dim=v_dim,
-        rope=None,
-        attention_scale=0.31,
-        mlp_dim=1,
-        softcap=softcap,
-    )
-    return ModelConfig(
-        family="test",
-        vocab_size=1,
-        hidden_size=1,
-        layers=(full, replace(full, window=WINDOW)),
-        norm="rms",
-        norm_eps=1e-6,
-        is_tied=True,
-        context_length=1000,
-        eos_token_ids=(),
-        checkpoint_dtype="float32",
-    )
-
-
-@dataclass(frozen=True)
-class _World:
-    """Random pools with NaN wherever no row may look, and a batch over them."""
-
-    config: ModelConfig
-    pools: KvPools
-    inputs: ForwardInput
-    q: torch.Tensor
-
-    def attend(
-        self, backend: AttentionBackend, layer: int, sinks: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        backend.plan(self.inputs, self.inputs.tables)
-        return backend.attend(self.q, layer, sinks)
-
-
-def _world(
-    config: ModelConfig,
-    spans: list[tuple[int, int]],
-    *,
-    page_size: int,
-    num_kept_pages: int = 0,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> _World:
-    """spans: (start, number of rows) of each sequence. num_kept_pages: SWA pages below the needed."""
-    rng = np.random.default_rng(seed)
-    generator = torch.Generator().manual_seed(seed)
-    num_pages = 1 + sum(-(-(start + rows) // page_size) for start, rows in spans)
-    pools = KvPools(
-        config,
-        num_pages={"full": num_pages, "swa": num_pages},
-        page_size=page_size,
-        dtype=dtype,
-        device=CPU,
-    )
-    for layer in pools.layers:
-        layer.keys.fill_(torch.nan)
-        layer.values.fill_(torch.nan)
-    tables = {}
-    for layer_index, kind in enumerate(config.kinds):
-        free = list(rng.permutation(np.arange(1, num_pages)))
-        indptr, pages, first_positions, last_lens = [0], [], [], []
-        for start, rows in spans:
-            end = start + rows
-            lowest = max(0, start - WINDOW + 1) if kind == "swa" else 0
-            first_page = max(0, lowest // page_size - num_kept_pages)
-            listed = [int(free.pop()) for _ in range(first_page, -(-end // page_size))]
-            for position in range(lowest, end):
-                page = listed[position // page_size - first_page]
-                slot = page * page_size + position % page_size
-                for tensor in (pools.slots(layer_index).keys, pools.slots(layer_index).values):
-                    tensor[slot] = torch.randn(tensor.shape[1:], generator=generator).to(dtype)
-            pages += listed
-            indptr.append(len(pages))
-            first_positions.append(first_page * page_size)
-            last_lens.append((end - 1) % page_size + 1)
-        tables[kind] = KindTable(
-            np.array(indptr, dtype=np.int32),
-            np.array(pages, dtype=np.int32),
-            np.array(first_positions, dtype=np.int32),
-            np.array(last_lens, dtype=np.int32),
-            np.array(first_positions, dtype=np.int32),
-            np.zeros(sum(rows for _, rows in spans), dtype=np.int64),
-        )
-    positions = [position for start, rows in spans for position in range(start, start + rows)]
-    inputs = ForwardInput(
-        token_ids=np.zeros(len(positions), dtype=np.int32),
-        positions=np.array(positions, dtype=np.int32),
-        q_indptr=np.cumsum([0] + [rows for _, rows in spans], dtype=np.int32),
-        full_hits=np.zeros(len(spans), dtype=np.int32),
-        tables=tables,
-        sample_rows=np.zeros(0, dtype=np.int64),
-    )
-    q = torch.randn(
-        (len(positions), config.layers[0].num_q_heads, config.layers[0].k_dim), generator=generator
-    )
-    return _World(config, pools, inputs, q.to(dtype))
 
 
 def _summed_by_hand(
-    world: _World, layer: int, row: int, head: int, sinks: torch.Tensor | None = None
+    world: AttentionWorld, layer: int, row: int, head: int, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
     """softmax(q k) v as loops over positions, straight from the meaning of the page table. [v_dim]."""
     spec = world.config.layers[layer]
@@ -164,8 +49,8 @@ def _summed_by_hand(
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_reference_equals_a_sum_over_keys(layer: int, has_sinks: bool, softcap: float | None) -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2, softcap=softcap)
-    world = _world(config, [(0, 9), (20, 1), (11, 3)], page_size=4)
+    config = attention_config(num_q_heads=4, num_kv_heads=2, softcap=softcap)
+    world = attention_world(config, [(0, 9), (20, 1), (11, 3)], page_size=4)
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
     result = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer, sinks)
     for row in range(13):
@@ -187,7 +72,7 @@ def test_reference_equals_a_sum_over_keys(layer: int, has_sinks: bool, softcap: 
     v_dim=st.sampled_from([8, 12]),
     has_sinks=st.booleans(),
 )
-def test_cpu_backend_equals_the_reference(
+def test_tiles_backend_equals_the_reference(
     spans: list[tuple[int, int]],
     page_size: int,
     tile_rows: int,
@@ -197,12 +82,12 @@ def test_cpu_backend_equals_the_reference(
     v_dim: int,
     has_sinks: bool,
 ) -> None:
-    config = _config(num_q_heads=heads[0], num_kv_heads=heads[1], softcap=softcap, v_dim=v_dim)
-    world = _world(config, spans, page_size=page_size, num_kept_pages=num_kept_pages)
+    config = attention_config(num_q_heads=heads[0], num_kv_heads=heads[1], softcap=softcap, v_dim=v_dim)
+    world = attention_world(config, spans, page_size=page_size, num_kept_pages=num_kept_pages)
     sinks = torch.linspace(-1.0, 2.0, heads[0]) if has_sinks else None
     for layer in (0, 1):
         expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer, sinks)
-        result = world.attend(CpuBackend(config, world.pools, tile_rows), layer, sinks)
+        result = world.attend(TilesBackend(config, world.pools, tile_rows), layer, sinks)
         # Sums of up to 190 terms in float32, in another order.
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
@@ -210,12 +95,12 @@ def test_cpu_backend_equals_the_reference(
 @pytest.mark.parametrize("backend_name", ["torch", "cpu"])
 def test_each_layer_looks_at_its_own_window(backend_name: str) -> None:
     """Three windows in one kind, whose pages are kept for the largest of them."""
-    config = _config(num_q_heads=2, num_kv_heads=1)
+    config = attention_config(num_q_heads=2, num_kv_heads=1)
     full, sliding = config.layers
     layers = (full, sliding, replace(sliding, window=3), replace(sliding, window=5))
     config = replace(config, layers=layers)
-    # _world fills the slots of one layer of each kind: the others are copies of it.
-    world = _world(config, [(0, 9), (20, 1), (11, 4)], page_size=4)
+    # attention_world() fills the slots of one layer of each kind: the others are copies of it.
+    world = attention_world(config, [(0, 9), (20, 1), (11, 4)], page_size=4)
     for other in (2, 3):
         world.pools.layers[other].keys.copy_(world.pools.layers[1].keys)
         world.pools.layers[other].values.copy_(world.pools.layers[1].values)
@@ -227,21 +112,21 @@ def test_each_layer_looks_at_its_own_window(backend_name: str) -> None:
             torch.testing.assert_close(result[row, 1], expected, atol=2e-6, rtol=0)
 
 
-def test_cpu_backend_in_bfloat16_is_close_to_the_reference() -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2)
-    world = _world(config, [(30, 50), (100, 1), (3, 1), (90, 1)], page_size=4, dtype=torch.bfloat16)
+def test_tiles_backend_in_bfloat16_is_close_to_the_reference() -> None:
+    config = attention_config(num_q_heads=4, num_kv_heads=2)
+    world = attention_world(config, [(30, 50), (100, 1), (3, 1), (90, 1)], page_size=4, dtype=torch.bfloat16)
     for layer in (0, 1):
         expected = world.attend(TorchReferenceBackend(config, world.pools, CPU), layer)
-        result = world.attend(CpuBackend(config, world.pools), layer)
+        result = world.attend(TilesBackend(config, world.pools), layer)
         # bfloat16 keeps 8 bits: values near 1 are rounded by up to 4e-3, several times on the way.
         assert float((result - expected).float().abs().mean()) < 4e-3
 
 
 def test_chunks_at_multiples_of_the_tile_give_the_same_bits() -> None:
     """Tiles lie at absolute positions, so that a rebuild can repeat a prefill exactly."""
-    config = _config(num_q_heads=4, num_kv_heads=1)
-    whole = _world(config, [(0, 64)], page_size=4)
-    expected = [whole.attend(CpuBackend(config, whole.pools, 16), layer) for layer in (0, 1)]
+    config = attention_config(num_q_heads=4, num_kv_heads=1)
+    whole = attention_world(config, [(0, 64)], page_size=4)
+    expected = [whole.attend(TilesBackend(config, whole.pools, 16), layer) for layer in (0, 1)]
     later = replace(
         whole,
         inputs=replace(
@@ -253,13 +138,13 @@ def test_chunks_at_multiples_of_the_tile_give_the_same_bits() -> None:
         q=whole.q[32:],
     )
     for layer in (0, 1):
-        assert torch.equal(later.attend(CpuBackend(config, whole.pools, 16), layer), expected[layer][32:])
+        assert torch.equal(later.attend(TilesBackend(config, whole.pools, 16), layer), expected[layer][32:])
 
 
 @pytest.mark.parametrize("backend_name", ["torch", "cpu"])
 def test_chosen_rows_come_out_as_among_all(backend_name: str) -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2)
-    world = _world(config, [(0, 9), (20, 1), (11, 70)], page_size=4)
+    config = attention_config(num_q_heads=4, num_kv_heads=2)
+    world = attention_world(config, [(0, 9), (20, 1), (11, 70)], page_size=4)
     backend = make_backend(backend_name, config, world.pools, CPU)
     rows = torch.tensor([79, 9, 3, 40])
     for layer in (0, 1):
@@ -270,8 +155,8 @@ def test_chosen_rows_come_out_as_among_all(backend_name: str) -> None:
 
 
 def test_table_that_starts_above_the_window_is_caught() -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2)
-    world = _world(config, [(20, 1)], page_size=1)
+    config = attention_config(num_q_heads=4, num_kv_heads=2)
+    world = attention_world(config, [(20, 1)], page_size=1)
     short = replace(
         world.inputs.tables["swa"],
         kv_pages=world.inputs.tables["swa"].kv_pages[1:],
@@ -280,12 +165,12 @@ def test_table_that_starts_above_the_window_is_caught() -> None:
     )
     wrong = replace(world, inputs=replace(world.inputs, tables={**world.inputs.tables, "swa": short}))
     with pytest.raises(AssertionError, match="swa table of sequence 0"):
-        wrong.attend(CpuBackend(config, world.pools), 1)
+        wrong.attend(TilesBackend(config, world.pools), 1)
 
 
 def test_backend_is_chosen_by_name() -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2)
-    pools = _world(config, [(0, 1)], page_size=4).pools
+    config = attention_config(num_q_heads=4, num_kv_heads=2)
+    pools = attention_world(config, [(0, 1)], page_size=4).pools
     names = {name: make_backend(name, config, pools, CPU).name for name in ("auto", "cpu", "torch")}
     assert names == {"auto": "cpu", "cpu": "cpu", "torch": "torch"}
 
@@ -299,8 +184,8 @@ def test_backend_is_chosen_by_name() -> None:
     ],
 )
 def test_backend_that_cannot_run_is_refused_by_name(name: str, device: torch.device, message: str) -> None:
-    config = _config(num_q_heads=4, num_kv_heads=2)
-    pools = _world(config, [(0, 1)], page_size=4).pools
+    config = attention_config(num_q_heads=4, num_kv_heads=2)
+    pools = attention_world(config, [(0, 1)], page_size=4).pools
     with pytest.raises(ConfigError, match=message) as error:
         make_backend(name, config, pools, device)
     assert error.value.hint is not None and "--attention-backend" in error.value.hint

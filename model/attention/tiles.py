@@ -1,4 +1,4 @@
-"""The attention backend for CPUs: tiles of rows for prefill, padded batches for decode, folded heads.
+"""Attention on CPUs in torch operations: tiles of rows for prefill, padded batches for decode, folded heads.
 
 The query heads that share a KV head become rows of one matrix product, so a key is read once for all of them.
 
@@ -63,7 +63,7 @@ class _Decode:
     bias: torch.Tensor | None
 
 
-class CpuBackend:
+class TilesBackend:
     """Attention in torch operations, gathered into buffers that live across steps."""
 
     name = "cpu"
