@@ -16,10 +16,10 @@ from forkpoint.configs.serving import SamplingDefaults, ServerConfig
 from forkpoint.configs.settings import ServeSettings
 from forkpoint.configs.settings_mapping import check_settings, engine_config, server_config
 from forkpoint.configs.start_clock import StartClock
-from forkpoint.scheduler.messages import LoadProgress
 from forkpoint.server.cli_layers import CACHE_VARIABLE
 from forkpoint.server.cli_progress import StartupProgress, startup_progress
 from forkpoint.server.listener import bind_listener
+from forkpoint.server.sd_notify import ServiceNotifier
 
 if TYPE_CHECKING:
     from forkpoint.scheduler.process_client import ProcessEngine
@@ -37,8 +37,9 @@ def serve_model(model: str, settings: ServeSettings) -> int:
     config = server_config(settings, model)
     # Fetching and loading take long; a port that is taken should be said before.
     bind_listener(config.host, config.port).close()
+    notifier = ServiceNotifier.of_environment(os.environ, os.getpid())
     with contextlib.closing(startup_progress()) as progress:
-        return _serve(model, settings, config, progress)
+        return _serve(model, settings, config, progress, notifier)
 
 
 def ready_text(url: str, config: ServerConfig, *, can_chat: bool = False) -> str:
@@ -55,18 +56,29 @@ def ready_text(url: str, config: ServerConfig, *, can_chat: bool = False) -> str
     )
 
 
-def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: StartupProgress) -> int:
+def _serve(
+    model: str,
+    settings: ServeSettings,
+    config: ServerConfig,
+    progress: StartupProgress,
+    notifier: ServiceNotifier,
+) -> int:
     from forkpoint.model.resolve import default_cache_dir, resolve_model
     from forkpoint.scheduler.process_client import ProcessEngine
 
     start = StartClock("command line")
     start.begin("model")
+
+    def show(what: str, done: int, total: int) -> None:
+        progress.show(what, done, total)
+        notifier.progress(what, done, total)
+
     own_cache = os.environ.get(CACHE_VARIABLE)
     cache_dir = Path(own_cache).expanduser() if own_cache else default_cache_dir(dict(os.environ))
     model_dir = resolve_model(
         model,
         cache_dir=cache_dir,
-        progress=progress.show,
+        progress=show,
         notice=progress.note,
         has_weights=settings.load_format != "dummy",
         converts_gguf=settings.load_format != "safetensors",
@@ -74,11 +86,12 @@ def _serve(model: str, settings: ServeSettings, config: ServerConfig, progress: 
     engine = ProcessEngine(engine_config(settings, model_dir), max_queued=config.max_queued_requests)
     with contextlib.closing(engine):
         # First of all: importing torch and loading the weights takes longer than all that is left here.
+        engine.on_progress(lambda step: show(step.what, step.done, step.total))
         engine.spawn()
         start.begin("imports")
         if settings.generation_config == "auto":
             config = replace(config, sampling_defaults=_sampling_defaults(model_dir))
-        return _serve_beside(engine, model_dir, config, progress, start)
+        return _serve_beside(engine, model_dir, config, progress, start, notifier)
 
 
 def _serve_beside(
@@ -87,6 +100,7 @@ def _serve_beside(
     config: ServerConfig,
     progress: StartupProgress,
     start: StartClock,
+    notifier: ServiceNotifier,
 ) -> int:
     """Make the parts of this process while the engine's loads, and serve."""
     from forkpoint.server.chat_template import ChatTemplate
@@ -101,9 +115,6 @@ def _serve_beside(
     template = ChatTemplate.load(model_dir, config.chat_template)
     start.begin("waiting for the engine")
 
-    def show(step: LoadProgress) -> None:
-        progress.show(step.what, step.done, step.total)
-
     def announce(url: str) -> None:
         start.begin("ready")
         progress.close()
@@ -113,9 +124,10 @@ def _serve_beside(
         print(start_text(start.stages, engine.stages), flush=True)
         print(ready_text(url, config, can_chat=template is not None), flush=True)
 
-    engine.on_progress(show)
     grammars = WorkerGrammarChecks(_grammar_command(model_dir, tokenizer))
-    return run_server(config, engine, tokenizer, template, grammars=grammars, on_ready=announce)
+    return run_server(
+        config, engine, tokenizer, template, grammars=grammars, on_ready=announce, notifier=notifier
+    )
 
 
 def _sampling_defaults(model_dir: Path) -> SamplingDefaults:

@@ -32,6 +32,11 @@ class Lifecycle:
     def is_idle(self) -> bool:
         return self._num_active == 0
 
+    @property
+    def is_stuck(self) -> bool:
+        """The engine is in a step that does not end. Loading, restarting and draining are none."""
+        return self._engine.seconds_since_step > MAX_STEP_S
+
     def begin_draining(self) -> None:
         self.is_draining = True
 
@@ -52,7 +57,7 @@ class Lifecycle:
     def require_healthy(self) -> None:
         """Like require_serving, and the engine must not be stuck in a step. Never waits for the engine."""
         self.require_serving()
-        if self._engine.seconds_since_step > MAX_STEP_S:
+        if self.is_stuck:
             raise EngineDied(f"the engine has finished no step for {self._engine.seconds_since_step:.0f} s")
 
     @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import signal
 import socket
@@ -23,6 +22,7 @@ from forkpoint.server.app import create_app
 from forkpoint.server.http_protocol import BoundedHttpProtocol
 from forkpoint.server.lifecycle import Lifecycle
 from forkpoint.server.listener import bind_listener, url_of
+from forkpoint.server.sd_notify import ServiceNotifier
 from forkpoint.server.startup_report import report_fields
 from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
@@ -42,11 +42,12 @@ def run_server(
     *,
     grammars: GrammarChecks | None = None,
     on_ready: Callable[[str], None] | None = None,
+    notifier: ServiceNotifier | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. To be called in the main thread.
 
     grammars: see create_app(). on_ready gets the URL once requests are served; from the bind until then they
-    get 503.
+    get 503. notifier: tells a service manager of readiness, of the drain, and that no step is stuck.
     Raises ConfigError if the address cannot be bound, ModelLoadError or EngineDied if the engine cannot be
     started or gave up.
     """
@@ -55,9 +56,15 @@ def run_server(
     with contextlib.closing(listener):
         url = url_of(listener)
         _log.info("listening", url=url)
-        announce = functools.partial(on_ready, url) if on_ready is not None else lambda: None
         grammars = grammars or NoGrammars()
-        return uvloop.run(_serve(config, engine, tokenizer, template, grammars, listener, announce))
+        notifier = notifier or ServiceNotifier()
+
+        def announce() -> None:
+            notifier.ready(f"serving {config.served_model_names[0]} on {url}")
+            if on_ready is not None:
+                on_ready(url)
+
+        return uvloop.run(_serve(config, engine, tokenizer, template, grammars, listener, announce, notifier))
 
 
 async def _serve(
@@ -68,6 +75,7 @@ async def _serve(
     grammars: GrammarChecks,
     listener: socket.socket,
     announce_ready: Callable[[], None],
+    notifier: ServiceNotifier,
 ) -> int:
     app = create_app(config, engine, tokenizer, template, grammars=grammars)
     server = _SignalFreeServer(
@@ -87,21 +95,25 @@ async def _serve(
     http = asyncio.create_task(server.serve(sockets=[listener]))
     engine_watch = asyncio.create_task(_watch_engine(engine, grammars, announce_ready))
     activity = asyncio.create_task(ActivityLog(engine).run())
+    # Only a stuck step is for others to end: a dead engine is started again, and a drain ends, by itself.
+    watchdog = asyncio.create_task(notifier.feed_watchdog(lambda: not app.state.lifecycle.is_stuck))
     first_signal = asyncio.create_task(signals.first.wait())
     try:
         await asyncio.wait([http, engine_watch, first_signal], return_when=asyncio.FIRST_COMPLETED)
         if engine_watch.done():
             engine_watch.result()
+        notifier.stopping(f"finishing running requests, for {config.shutdown_timeout_s:g} s at most")
         await _drain(app.state.lifecycle, signals, config.shutdown_timeout_s)
     finally:
         first_signal.cancel()
         engine_watch.cancel()
         activity.cancel()
+        watchdog.cancel()
         if not app.state.lifecycle.is_idle:
             server.abort_connections()  # of clients that do not even read their last event
         server.should_exit = True
         server.force_exit = signals.second.is_set()
-        await asyncio.gather(http, engine_watch, activity, first_signal, return_exceptions=True)
+        await asyncio.gather(http, engine_watch, activity, watchdog, first_signal, return_exceptions=True)
         server.abort_connections()
         await grammars.stop()
         await engine.stop()
