@@ -165,9 +165,8 @@ def write_checkpoint(path: Path, output: Path, *, chat_template: str | None, pro
     would not use, and for missing ones.
     """
     # Imported here: a start that finds its conversion needs none of them.
-    import gguf
-
     from forkpoint.model.gguf_config import Metadata, build_config
+    from forkpoint.model.gguf_reader import QuickGgufReader
     from forkpoint.model.gguf_tensors import (
         BYTES_PER_WEIGHT,
         ROPE_FACTORS,
@@ -181,7 +180,7 @@ def write_checkpoint(path: Path, output: Path, *, chat_template: str | None, pro
 
     progress("reading the GGUF file", 0, 1)
     try:
-        reader = gguf.GGUFReader(path)
+        reader = QuickGgufReader(path)
         metadata = Metadata({name: field.contents() for name, field in reader.fields.items()})
     except (ValueError, IndexError, KeyError, OverflowError) as exc:
         raise ModelLoadError(f"{path} is no GGUF file, or it is cut off: {exc}") from exc
