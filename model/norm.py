@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from forkpoint.model.config import Norm
+from forkpoint.model.native.rows import NormParameters
 
 
 class NormLayer(Protocol):
@@ -26,6 +27,23 @@ def make_norm(norm: Norm, weight: torch.Tensor, eps: float) -> NormLayer:
         return RmsNorm(weight, eps_scalar, is_wide=False)
     weight = weight.float()
     return RmsNorm(weight + 1.0 if norm == "rms_plus_one" else weight, eps_scalar, is_wide=True)
+
+
+def norm_parameters(norm: NormLayer) -> NormParameters:
+    """A norm that make_norm() made, for the kernels."""
+    if isinstance(norm, RmsNorm):
+        return NormParameters("rms_wide" if norm.is_wide else "rms", norm.weight, float(norm.eps))
+    assert isinstance(norm, LayerNorm)
+    return NormParameters("layer", norm.weight, norm.eps)
+
+
+def heads_norm_parameters(norm: NormLayer) -> NormParameters:
+    """As norm_parameters(), for a norm of heads [T, Hq + Hkv, D]; weights in their order."""
+    if not isinstance(norm, FlatQkNorm):
+        return norm_parameters(norm)
+    q, k = norm_parameters(norm.q), norm_parameters(norm.k)
+    assert (q.kind, q.eps) == (k.kind, k.eps)
+    return NormParameters(q.kind, torch.cat([q.weights, k.weights]), q.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +70,13 @@ class RmsNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Layer norm without bias, in float32. weight: [D] float32."""
+    """Layer norm without bias, in float32. weight: [D], or [H, D] for a norm of every head; float32."""
 
     weight: torch.Tensor
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x.float(), self.weight.shape, self.weight, None, self.eps).to(x.dtype)
+        return F.layer_norm(x.float(), x.shape[-1:], None, None, self.eps).mul_(self.weight).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ import torch
 
 from forkpoint.model.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeSpec, YarnScaling
 
+# Positions that a table holds at least, so that it seldom grows.
+_FIRST_POSITIONS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
@@ -18,10 +21,35 @@ class Rotation:
     sin: torch.Tensor
     is_interleaved: bool
 
-    def select(self, rows: torch.Tensor) -> Rotation:
-        """The rotation of some rows, [T'] int64."""
-        cos, sin = self.cos.index_select(0, rows), self.sin.index_select(0, rows)
-        return Rotation(cos, sin, self.is_interleaved)
+
+class RotaryTable:
+    """cos and sin of every position up to the furthest so far; made once and grown, not made in each step.
+
+    angles: [P, rotary_dim] float32: cos, then sin.
+    """
+
+    def __init__(self, spec: RopeSpec, context_length: int, dtype: torch.dtype, device: torch.device) -> None:
+        """context_length: the longest sequence that is served. dtype: of the rows that are rotated."""
+        self._spec = spec
+        self._context_length = context_length
+        self._dtype = torch.float32 if spec.is_wide else dtype
+        self._frequencies = inverse_frequencies(spec, context_length).to(device)
+        self.angles = _angles(spec, self._frequencies, 0, self._dtype)
+
+    def reach(self, num_positions: int) -> None:
+        """Hold at least the positions [0, num_positions); call it before they are rotated."""
+        if num_positions > len(self.angles):
+            length = min(max(2 * num_positions, _FIRST_POSITIONS), self._context_length)
+            self.angles = _angles(self._spec, self._frequencies, max(length, num_positions), self._dtype)
+
+    def rotation(self, positions: torch.Tensor) -> Rotation:
+        """Of rows at positions [T] int64, in the dtype that the rotation computes in."""
+        cos, sin = self.angles.index_select(0, positions).to(self._dtype).chunk(2, dim=-1)
+        if self._spec.is_interleaved:
+            cos, sin = cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(1)
+        else:
+            cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return Rotation(cos[:, None], sin[:, None], self._spec.is_interleaved)
 
 
 def inverse_frequencies(spec: RopeSpec, context_length: int) -> torch.Tensor:
@@ -45,22 +73,6 @@ def inverse_frequencies(spec: RopeSpec, context_length: int) -> torch.Tensor:
     return frequencies
 
 
-def rotation(
-    spec: RopeSpec, frequencies: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype
-) -> Rotation:
-    """cos and sin for positions [T], computed in float32 and rounded to `dtype` (but for wide specs)."""
-    angles = positions.to(torch.float32)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    if isinstance(spec.scaling, YarnScaling | LongRopeScaling):
-        cos, sin = cos * spec.scaling.attention_factor, sin * spec.scaling.attention_factor
-    if spec.is_interleaved:
-        cos, sin = torch.stack((cos, cos), dim=-1).flatten(1), torch.stack((-sin, sin), dim=-1).flatten(1)
-    else:
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    kept = torch.float32 if spec.is_wide else dtype
-    return Rotation(cos[:, None].to(kept), sin[:, None].to(kept), spec.is_interleaved)
-
-
 def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate heads [T, H, D]; dims from rotary_dim on pass through."""
     rotary_dim = rotation.cos.shape[-1]
@@ -74,6 +86,18 @@ def rotate(heads: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         # Rolling by half a head swaps the halves (x2, x1); the sign that rotate-half needs is in sin.
         swapped = torch.roll(wide, rotary_dim // 2, dims=-1)
     return torch.addcmul(wide * rotation.cos, swapped, rotation.sin).to(heads.dtype)
+
+
+def _angles(
+    spec: RopeSpec, frequencies: torch.Tensor, num_positions: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """[num_positions, rotary_dim] float32: cos, then sin, computed in float32 and rounded to `dtype`."""
+    positions = torch.arange(num_positions, dtype=torch.float32, device=frequencies.device)
+    angles = positions[:, None] * frequencies
+    both = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    if isinstance(spec.scaling, YarnScaling | LongRopeScaling):
+        both = both * spec.scaling.attention_factor
+    return both.to(dtype).to(torch.float32)
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, scaling: Llama3Scaling) -> torch.Tensor:
