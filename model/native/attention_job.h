@@ -12,7 +12,7 @@
 namespace forkpoint::attention {
 
 constexpr Index kStep = 32;      // keys that are packed together; a product's inner length in bfloat16 tiles
-constexpr Index kBlock = 128;    // keys between two looks at the greatest score
+constexpr Index kBlock = 256;    // keys between two looks at the greatest score
 constexpr Index kLanes = 16;     // rows of a tile that are computed side by side
 constexpr Index kTileRows = 32;  // query rows of a tile, all heads of a KV head counted
 constexpr Index kPiece = 256;    // keys of a decode row that one thread takes at a time

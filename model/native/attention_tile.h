@@ -176,13 +176,19 @@ struct Running {
 };
 
 // The softmax goes on over `num_keys` keys; what was summed of values before is brought to the new scale.
-inline void advance(const Call& call, const Tile& tile, const TileMemory& memory, Index num_keys, Running* running) {
+inline void advance(const Call& call, const Tile& tile, const TileMemory& memory, Index num_keys, bool has_sums,
+                    Running* running) {
     const Layer& layer = call.layer;
     // Capped scores have been scaled.
     const Vec factor = all(layer.softcap == 0 ? layer.scale * kLog2E : kLog2E);
     for (Index lane = 0; lane < tile.groups * kLanes; lane += kVec) {
-        Vec most = all(-INFINITY);
-        for (Index key = 0; key < num_keys; ++key) most = greater(most, load(memory.scores + key * kTileRows + lane));
+        Vec four[4] = {all(-INFINITY), all(-INFINITY), all(-INFINITY), all(-INFINITY)};
+        for (Index key = 0; key < num_keys; key += 4) {
+            for (Index i = 0; i < 4; ++i) {
+                four[i] = greater(four[i], load(memory.scores + (key + i) * kTileRows + lane));
+            }
+        }
+        const Vec most = greater(greater(four[0], four[1]), greater(four[2], four[3]));
         const Vec before = load(running->greatest + lane);
         const Vec greatest = greater(most * factor, before);
         const Vec kept = power_of_two(before - greatest);
@@ -190,7 +196,7 @@ inline void advance(const Call& call, const Tile& tile, const TileMemory& memory
         store(running->greatest + lane, greatest);
         store(running->total + lane,
               powers_of(memory.scores + lane, num_keys, factor, greatest, total, memory.powers + lane));
-        if (!differ(kept, all(1.0f))) continue;
+        if (!has_sums || !differ(kept, all(1.0f))) continue;
         for (Index d = 0; d < layer.padded_v(); ++d) {
             float* sums = memory.sums + d * kTileRows + lane;
             store(sums, load(sums) * kept);
@@ -200,6 +206,10 @@ inline void advance(const Call& call, const Tile& tile, const TileMemory& memory
 
 inline void write_out(const Call& call, const Tile& tile, const Running& running, const float* sums) {
     const Layer& layer = call.layer;
+    alignas(64) float shares[kTileRows];
+    for (Index lane = 0; lane < tile.groups * kLanes; lane += kVec) {
+        store(shares + lane, all(1.0f) / load(running.total + lane));
+    }
     for (Index d = 0; d < layer.v_dim; d += 16) {
         const Index count = layer.v_dim - d < 16 ? layer.v_dim - d : 16;
         for (Index g = 0; g < tile.groups; ++g) {
@@ -207,7 +217,7 @@ inline void write_out(const Call& call, const Tile& tile, const Running& running
             for (Index i = 0; i < 16; ++i) {
                 for (Index lane = 0; lane < kLanes; lane += kVec) {
                     const Index at = g * kLanes + lane;
-                    store(scaled[i] + lane, load(sums + (d + i) * kTileRows + at) / load(running.total + at));
+                    store(scaled[i] + lane, load(sums + (d + i) * kTileRows + at) * load(shares + at));
                 }
             }
             turn(scaled, turned);
@@ -225,7 +235,6 @@ void attend_tile(const Call& call, const Packed& packed, Index first, char* star
     const TileMemory memory(layer, start);
     Running running(call, tile);
     lay_out(call, tile, memory.rows);
-    std::memset(memory.sums, 0, layer.padded_v() * kTileRows * sizeof(float));
     const Index key_words = layer.padded_k() * Index{sizeof(Number)} / 4;
     const Index first_step = tile.first_key() / kStep, end_step = tile.last_key() / kStep + 1;
     for (Index step = first_step, next; step < end_step; step = next) {
@@ -240,14 +249,15 @@ void attend_tile(const Call& call, const Packed& packed, Index first, char* star
         for (Index i = 0; i < num_steps; ++i) {
             cap_and_hide(call, tile, (step + i) * kStep, memory.scores + i * kStep * kTileRows);
         }
-        advance(call, tile, memory, num_steps * kStep, &running);
+        const bool has_sums = step > first_step;
+        advance(call, tile, memory, num_steps * kStep, has_sums, &running);
         const Index padded = layer.padded_v();
 #if FORKPOINT_PAIRS
         const Operand turned_values = {values, kStep / 2, 1, padded * kStep / 2, kStep / 2, num_steps};
 #else
         const Operand turned_values = {values, 1, padded, padded * kStep, kStep, num_steps};
 #endif
-        multiply(turned_values, memory.powers, padded, tile.groups, true, memory.sums);
+        multiply(turned_values, memory.powers, padded, tile.groups, has_sums, memory.sums);
     }
     write_out(call, tile, running, memory.sums);
 }

@@ -98,6 +98,13 @@ inline void store_numbers(const float* from, Index count, void* into, Index star
         return;
     }
     std::uint16_t* narrow = static_cast<std::uint16_t*>(into) + start;
+#if FORKPOINT_PAIRS
+    if (count == 16) {
+        const __m256bh rounded = _mm512_cvtneps_pbh(load(from));
+        std::memcpy(narrow, &rounded, sizeof rounded);
+        return;
+    }
+#endif
     for (Index i = 0; i < count; ++i) narrow[i] = to_bfloat16(from[i]);
 }
 
