@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from setuptools.config.pyprojecttoml import read_configuration
+from support.packaging import PARTS, ROOT, build, copy_of_sources
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("server", "model", "cache", "scheduler", "configs")
 TOP_LEVEL = {*PARTS, "tests", "benchmarks", "docs", "deploy", ".ci"}
 
 
@@ -51,29 +47,9 @@ def test_every_module_opens_with_what_it_is_for() -> None:
     assert silent == []
 
 
-def copy_of_sources(target: Path) -> Path:
-    """What a build needs, without what was compiled of it; nothing is built in the checkout."""
-    for path in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / path, target)
-    for part in PARTS:
-        shutil.copytree(ROOT / part, target / part, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    return target
-
-
-def build(kind: Literal["wheel", "sdist"], source: Path, target: Path, **variables: str) -> Path:
-    """The wheel or the sdist of `source`, built into the empty folder `target`."""
-    code = f"import sys, setuptools.build_meta as backend; backend.build_{kind}(sys.argv[1])"
-    environment = {**os.environ, **variables}
-    command = [sys.executable, "-c", code, str(target)]
-    subprocess.run(command, cwd=source, env=environment, check=True, capture_output=True)
-    (built,) = target.iterdir()
-    return built
-
-
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    source = copy_of_sources(tmp_path_factory.mktemp("source"))
-    return set(zipfile.ZipFile(build("wheel", source, tmp_path_factory.mktemp("wheel"))).namelist())
+def wheel_names(wheel: Path) -> set[str]:
+    return set(zipfile.ZipFile(wheel).namelist())
 
 
 def is_library(name: str) -> bool:
@@ -114,10 +90,10 @@ def test_the_sdist_holds_all_that_the_kernels_are_made_of(tmp_path: Path) -> Non
 
 
 def test_the_wheel_holds_every_module_and_data_file(wheel_names: set[str]) -> None:
-    kept = {".py", ".yaml", ".jinja", ".json", ".typed"}
+    kept = {".py", ".yaml", ".jinja", ".json", ".typed", ".html", ".css", ".js"}
     files = [path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file()]
     wanted = {f"forkpoint/{path.relative_to(ROOT)}" for path in files if path.suffix in kept}
-    assert any(name.endswith(".jinja") for name in wanted)
+    assert {".jinja", ".yaml", ".html", ".js"} <= {Path(name).suffix for name in wanted}
     assert wanted <= wheel_names
 
 
