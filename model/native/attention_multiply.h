@@ -3,10 +3,10 @@
 //
 // A word is a float32, or a pair of bfloat16 whose products are added. b and c have kTileRows words or numbers a line.
 
+// Rows come in blocks of 32, words in steps of num_words; all distances are in words.
 struct Operand {
     const float* start;
-    Index row, word;  // words from one row to the next, and from one k to the next
-    Index step;       // words from one step to the next
+    Index row, block, word, step;  // from one to the next of each
     Index num_words, num_steps;
 };
 
@@ -56,7 +56,7 @@ inline void multiply(Operand a, const float* b, Index rows, Index groups, bool a
     for (Index row = 0; row < rows; row += 32) {
         if (groups == 2) multiply_rows<2, 2>(a, b, adds, c + row * kTileRows);
         if (groups == 1) multiply_rows<2, 1>(a, b, adds, c + row * kTileRows);
-        a.start += 32 * a.row;
+        a.start += a.block;
     }
     tiles::written();
 }
@@ -99,7 +99,9 @@ inline void multiply_rows(const Operand& a, const float* b, bool adds, float* c)
 // rows: a multiple of 32. groups: of lanes, 1 or 2.
 inline void multiply(Operand a, const float* b, Index rows, Index groups, bool adds, float* c) {
     constexpr int kRows = FORKPOINT_LANES == 16 ? 8 : 4;
+    const float* start = a.start;
     for (Index row = 0; row < rows; row += kRows) {
+        a.start = start + row / 32 * a.block + row % 32 * a.row;
 #if FORKPOINT_LANES == 16
         if (groups == 2) multiply_rows<kRows, 2>(a, b, adds, c + row * kTileRows);
         if (groups == 1) multiply_rows<kRows, 1>(a, b, adds, c + row * kTileRows);
@@ -108,7 +110,6 @@ inline void multiply(Operand a, const float* b, Index rows, Index groups, bool a
             multiply_rows<kRows, 2>(a, b + g * kLanes, adds, c + row * kTileRows + g * kLanes);
         }
 #endif
-        a.start += kRows * a.row;
     }
 }
 

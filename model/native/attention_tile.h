@@ -7,6 +7,16 @@
 
 inline Index step_bytes(Index padded) { return kStep * padded * Index{sizeof(Number)}; }
 
+// Numbers of one key as the chunks of 32 that lie a block apart.
+inline void copy_chunks(const void* from, bool is_bfloat16, Index start, Index count, Index padded, Number* into) {
+    for (Index d = 0; d < padded; d += 32) {
+        const Index left = count - d, taken = left < 0 ? 0 : left < 32 ? left : 32;
+        copy_numbers(from, is_bfloat16, start + d, taken, 32, into + d * kStep);
+    }
+}
+
+// One step of keys and values, as [padded / 32, 32 keys, 32 dimensions]; values that are multiplied in pairs of keys
+// as [padded, 32 keys].
 void pack(const Call& call, const Packed& packed, Index step) {
     const Layer& layer = call.layer;
     const Index padded_k = layer.padded_k(), padded_v = layer.padded_v();
@@ -23,12 +33,12 @@ void pack(const Call& call, const Packed& packed, Index step) {
         const Index at =
             is_live ? call.slot(*packed.sequence, position) * layer.num_kv_heads + packed.kv_head : 0;
         const Index count_k = is_live ? layer.k_dim : 0;
-        copy_numbers(layer.keys, is_narrow, at * layer.k_dim, count_k, padded_k, keys + i * padded_k);
+        copy_chunks(layer.keys, is_narrow, at * layer.k_dim, count_k, padded_k, keys + i * 32);
 #if FORKPOINT_PAIRS
         starts[i] = is_live ? at * layer.v_dim : -1;
 #else
         const Index count_v = is_live ? layer.v_dim : 0;
-        copy_numbers(layer.values, is_narrow, at * layer.v_dim, count_v, padded_v, values + i * padded_v);
+        copy_chunks(layer.values, is_narrow, at * layer.v_dim, count_v, padded_v, values + i * 32);
 #endif
     }
 #if FORKPOINT_PAIRS
@@ -235,7 +245,7 @@ void attend_tile(const Call& call, const Packed& packed, Index first, char* star
     const TileMemory memory(layer, start);
     Running running(call, tile);
     lay_out(call, tile, memory.rows);
-    const Index key_words = layer.padded_k() * Index{sizeof(Number)} / 4;
+    constexpr Index kWords = kStep * sizeof(Number) / 4;  // of 32 numbers
     const Index first_step = tile.first_key() / kStep, end_step = tile.last_key() / kStep + 1;
     for (Index step = first_step, next; step < end_step; step = next) {
         constexpr Index kBlockSteps = kBlock / kStep;
@@ -244,20 +254,20 @@ void attend_tile(const Call& call, const Packed& packed, Index first, char* star
         const Index in_packed = step - packed.first_step, num_steps = next - step;
         const auto* keys = reinterpret_cast<const float*>(packed.keys + in_packed * step_bytes(layer.padded_k()));
         const auto* values = reinterpret_cast<const float*>(packed.values + in_packed * step_bytes(layer.padded_v()));
-        multiply({keys, key_words, 1, 0, key_words, 1}, memory.rows, num_steps * kStep, tile.groups, false,
-                 memory.scores);
+        const Index padded_k = layer.padded_k(), padded_v = layer.padded_v();
+        const Operand keys_in_rows = {keys, kWords, padded_k * kWords, 1, kStep * kWords, kWords, padded_k / 32};
+        multiply(keys_in_rows, memory.rows, num_steps * kStep, tile.groups, false, memory.scores);
         for (Index i = 0; i < num_steps; ++i) {
             cap_and_hide(call, tile, (step + i) * kStep, memory.scores + i * kStep * kTileRows);
         }
         const bool has_sums = step > first_step;
         advance(call, tile, memory, num_steps * kStep, has_sums, &running);
-        const Index padded = layer.padded_v();
 #if FORKPOINT_PAIRS
-        const Operand turned_values = {values, kStep / 2, 1, padded * kStep / 2, kStep / 2, num_steps};
+        const Operand turned_values = {values, kWords, 32 * kWords, 1, padded_v * kWords, kWords, num_steps};
 #else
-        const Operand turned_values = {values, 1, padded, padded * kStep, kStep, num_steps};
+        const Operand turned_values = {values, 1, 32 * kWords, kWords, padded_v * kWords, kWords, num_steps};
 #endif
-        multiply(turned_values, memory.powers, padded, tile.groups, has_sums, memory.sums);
+        multiply(turned_values, memory.powers, padded_v, tile.groups, has_sums, memory.sums);
     }
     write_out(call, tile, running, memory.sums);
 }
