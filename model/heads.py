@@ -92,7 +92,7 @@ class NativePlacer:
         self._table = table
 
     def __call__(self, qkv: torch.Tensor, rows: StepRows) -> torch.Tensor:
-        q = self._buffer.rows(len(qkv), self._spec.num_q_heads, self._spec.k_dim)
+        q = self._buffer.rows((len(qkv), self._spec.num_q_heads, self._spec.k_dim))
         angles = None if self._table is None else self._table.angles
         self._call(qkv, q, rows.positions, rows.write_slots[self._spec.kind], angles)
         return q

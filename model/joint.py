@@ -77,6 +77,6 @@ class NativeJoint:
             if branch is not None:
                 self._call(x, branch, None)
             return x
-        normed = self._buffer.rows(*x.shape)
+        normed = self._buffer.rows(x.shape)
         self._call(x, branch, normed)
         return normed

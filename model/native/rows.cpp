@@ -1,7 +1,7 @@
 // What lies between a layer's products: norms, residual additions, rotation of heads, and the writing of keys and values.
 //
 // Each row is worked on by itself in float32 and rounded to the rows' type wherever the torch path rounds. Sums run
-// over sixteen lanes in an order that the width alone decides, so that a row has the same bits in any number of rows
+// over 32 lanes in an order that the width alone decides, so that a row has the same bits in any number of rows
 // and threads. The bodies are plain C++, compiled for each target; both targets give the same bits.
 #include <cmath>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace forkpoint::rows {
 namespace {
 
-constexpr Index kLanes = 16;
+constexpr Index kLanes = 32;
 // Fewer numbers than this are done before a second thread has woken up.
 constexpr Index kNumbersForThreads = 1 << 16;
 
@@ -32,28 +32,57 @@ FORKPOINT_INLINE T narrow(float number) {
     else return to_bfloat16(number);
 }
 
+// The same as widen(narrow()), without leaving the lanes of 32 bits.
 template <typename T>
-FORKPOINT_INLINE float rounded(float number) { return widen<T>(narrow<T>(number)); }
+FORKPOINT_INLINE float rounded(float number) {
+    if constexpr (std::is_same_v<T, float>) return number;
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1)) & 0xffff0000u;
+    bits = number != number ? 0x7fc00000u : bits;
+    std::memcpy(&number, &bits, sizeof bits);
+    return number;
+}
 
 template <typename T>
 FORKPOINT_INLINE void load(const T* from, Index count, float* to) {
+#pragma GCC ivdep
     for (Index i = 0; i < count; ++i) to[i] = widen<T>(from[i]);
 }
 
-template <typename T>
-FORKPOINT_INLINE void store(const float* from, Index count, T* to) {
-    for (Index i = 0; i < count; ++i) to[i] = narrow<T>(from[i]);
+// Numbers that are rounded to T, as To.
+template <typename T, typename To>
+FORKPOINT_INLINE void store(const float* from, Index count, To* to) {
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) {
+        if constexpr (std::is_same_v<T, std::uint16_t> && std::is_same_v<To, std::uint16_t>) {
+            std::uint32_t bits;
+            std::memcpy(&bits, from + i, sizeof bits);
+            to[i] = static_cast<std::uint16_t>(bits >> 16);
+        } else {
+            to[i] = narrow<To>(from[i]);
+        }
+    }
 }
 
-// Sum of f(x), lane by lane, then the lanes.
-template <typename F>
-FORKPOINT_INLINE float sum_of(const float* x, Index count, F f) {
-    float lanes[kLanes] = {};
+// Sum of x, or of its squares: lane by lane, then the lanes. The lanes are vectors of the compiler's, so that they
+// stay in registers: as an array they would go through memory each time.
+template <bool kSquares>
+FORKPOINT_INLINE float sum_of(const float* x, Index count) {
+    typedef float Vector __attribute__((vector_size(32)));
+    constexpr Index kWidth = sizeof(Vector) / sizeof(float), kVectors = kLanes / kWidth;
+    Vector vectors[kVectors] = {};
     const Index whole = count / kLanes * kLanes;
     for (Index i = 0; i < whole; i += kLanes) {
-        for (Index lane = 0; lane < kLanes; ++lane) lanes[lane] += f(x[i + lane]);
+        for (Index v = 0; v < kVectors; ++v) {
+            Vector numbers;
+            std::memcpy(&numbers, x + i + v * kWidth, sizeof numbers);
+            vectors[v] += kSquares ? numbers * numbers : numbers;
+        }
     }
-    for (Index i = whole; i < count; ++i) lanes[i - whole] += f(x[i]);
+    float lanes[kLanes];
+    std::memcpy(lanes, vectors, sizeof lanes);
+    for (Index i = whole; i < count; ++i) lanes[i - whole] += kSquares ? x[i] * x[i] : x[i];
     for (Index half = kLanes / 2; half > 0; half /= 2) {
         for (Index lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
     }
@@ -64,14 +93,17 @@ FORKPOINT_INLINE float sum_of(const float* x, Index count, F f) {
 template <typename T>
 FORKPOINT_INLINE void normalise(float* x, Index count, std::int32_t kind, const float* weights, float eps) {
     if (kind == kLayer) {
-        const float mean = sum_of(x, count, [](float v) { return v; }) / static_cast<float>(count);
+        const float mean = sum_of<false>(x, count) / static_cast<float>(count);
+#pragma GCC ivdep
         for (Index i = 0; i < count; ++i) x[i] -= mean;
     }
-    const float squares = sum_of(x, count, [](float v) { return v * v; });
+    const float squares = sum_of<true>(x, count);
     const float scale = 1.0f / std::sqrt(squares / static_cast<float>(count) + eps);
     if (kind == kRms) {
+#pragma GCC ivdep
         for (Index i = 0; i < count; ++i) x[i] = rounded<T>(rounded<T>(x[i] * scale) * weights[i]);
     } else {
+#pragma GCC ivdep
         for (Index i = 0; i < count; ++i) x[i] = rounded<T>(x[i] * scale * weights[i]);
     }
 }
@@ -91,11 +123,13 @@ FORKPOINT_INLINE void rotate_pair(float& first, float& second, float cos, float 
 
 template <typename T>
 FORKPOINT_INLINE void rotate_halves(float* x, Index half, const float* angles, bool is_wide) {
+#pragma GCC ivdep
     for (Index i = 0; i < half; ++i) rotate_pair<T>(x[i], x[half + i], angles[i], angles[half + i], is_wide);
 }
 
 template <typename T>
 FORKPOINT_INLINE void rotate_neighbours(float* x, Index half, const float* angles, bool is_wide) {
+#pragma GCC ivdep
     for (Index i = 0; i < half; ++i) rotate_pair<T>(x[2 * i], x[2 * i + 1], angles[i], angles[half + i], is_wide);
 }
 
@@ -149,12 +183,13 @@ FORKPOINT_INLINE void join_row(const Joint& joint, const T* branch, T* x, T* nex
         if (joint.multiplier != 1.0f) {
             for (Index i = 0; i < joint.dim; ++i) added[i] = rounded<T>(added[i] * joint.multiplier);
         }
+#pragma GCC ivdep
         for (Index i = 0; i < joint.dim; ++i) sums[i] = rounded<T>(sums[i] + added[i]);
-        store(sums, joint.dim, x);
+        store<T>(sums, joint.dim, x);
     }
     if (joint.next_norm != kNone) {
         normalise<T>(sums, joint.dim, joint.next_norm, joint.next_weights, joint.next_eps);
-        store(sums, joint.dim, next);
+        store<T>(sums, joint.dim, next);
     }
 }
 
@@ -182,9 +217,9 @@ FORKPOINT_INLINE void place_row(const Heads& heads, const HeadRows& rows, Index 
     if (heads.value_scale != 1.0f) {
         for (Index i = 0; i < v_size; ++i) values[i] = rounded<T>(values[i] * heads.value_scale);
     }
-    store(x, q_size, static_cast<T*>(rows.q) + row * q_size);
-    store(x + q_size, k_size, static_cast<Pool*>(heads.keys) + rows.slots[row] * k_size);
-    store(values, v_size, static_cast<Pool*>(heads.values) + rows.slots[row] * v_size);
+    store<T>(x, q_size, static_cast<T*>(rows.q) + row * q_size);
+    store<T>(x + q_size, k_size, static_cast<Pool*>(heads.keys) + rows.slots[row] * k_size);
+    store<T>(values, v_size, static_cast<Pool*>(heads.values) + rows.slots[row] * v_size);
 }
 
 // The bodies for each target: calls below are inlined into them.

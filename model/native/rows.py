@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -221,15 +222,17 @@ class GrowingBuffer:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._flat = torch.empty(0, dtype=dtype)
+        self._last = self._flat
 
-    def rows(self, *shape: int) -> torch.Tensor:
-        """A tensor of this shape, not initialised; the next call may give the same memory."""
-        size = 1
-        for length in shape:
-            size *= length
-        if size > len(self._flat):
-            self._flat = torch.empty(size, dtype=self._flat.dtype)
-        return self._flat[:size].view(shape)
+    def rows(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor of this shape, not initialised; the next call gives the same memory."""
+        # All layers of a step ask for the same: a view is made once.
+        if self._last.shape != shape:
+            size = math.prod(shape)
+            if size > len(self._flat):
+                self._flat = torch.empty(size, dtype=self._flat.dtype)
+            self._last = self._flat[:size].view(shape)
+        return self._last
 
 
 @lru_cache(maxsize=1)
