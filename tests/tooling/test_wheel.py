@@ -103,7 +103,7 @@ def read_page(http: httpx2.Client) -> None:
 
 def test_presets_come_with_the_wheel(outside: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("FORKPOINT_")}
-    command = [outside / "bin" / "forkpoint", "show-config", "--config", "low-memory"]
+    command = [str(outside / "bin" / "forkpoint"), "show-config", "--config", "low-memory"]
     done = subprocess.run(command, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     assert "low-memory" in done.stdout
