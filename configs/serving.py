@@ -74,5 +74,6 @@ class ServerConfig:
     max_queued_requests: int = 1024
     shutdown_timeout_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
+    otlp_traces_endpoint: str | None = None
     log_level: str = "info"
     log_format: str = "auto"

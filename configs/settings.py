@@ -68,9 +68,7 @@ class ServeSettings:
     metrics_without_key: Annotated[
         bool, Parameter(group=NETWORK, negative="", help="Let scrapers read /metrics without an API key.")
     ] = False
-    no_ui: Annotated[
-        bool, Parameter(group=NETWORK, negative="", help="Do not serve the page at /.")
-    ] = False
+    no_ui: Annotated[bool, Parameter(group=NETWORK, negative="", help="Do not serve the page at /.")] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         Parameter(
@@ -226,6 +224,13 @@ class ServeSettings:
         Literal["auto", "console", "json"],
         Parameter(group=OPERATION, help="auto: console on a terminal, json otherwise."),
     ] = "auto"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Parameter(
+            group=OPERATION,
+            help="URL that OpenTelemetry traces are sent to (OTLP over HTTP); needs the extra otel.",
+        ),
+    ] = None
     shutdown_timeout: Annotated[
         float, Parameter(group=OPERATION, help="Seconds that running streams get to finish after SIGTERM.")
     ] = 30.0

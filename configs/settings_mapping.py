@@ -47,6 +47,8 @@ def check_settings(settings: ServeSettings) -> None:
         )
     for origin in settings.allowed_origins:
         _require_origin(origin)
+    if settings.otlp_traces_endpoint is not None:
+        _require_url("--otlp-traces-endpoint", settings.otlp_traces_endpoint)
     if settings.chat_template is not None and not settings.chat_template.is_file():
         raise ConfigError(
             f"--chat-template {settings.chat_template} is not a file",
@@ -98,6 +100,7 @@ def server_config(settings: ServeSettings, model: str) -> ServerConfig:
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
         max_queued_requests=settings.max_queued_requests,
+        otlp_traces_endpoint=settings.otlp_traces_endpoint,
         shutdown_timeout_s=settings.shutdown_timeout,
         log_level=settings.log_level,
         log_format=settings.log_format,
@@ -169,6 +172,11 @@ def _require_origin(origin: str) -> None:
         raise ConfigError(
             f"--allowed-origins {origin} is no origin", hint="write https://example.org:8080, or * for all"
         )
+
+
+def _require_url(flag: str, url: str) -> None:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/\S*)?", url):
+        raise ConfigError(f"{flag} {url} is no URL", hint="write http://localhost:4318/v1/traces")
 
 
 def _chosen(value: T | str) -> T | None:

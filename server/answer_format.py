@@ -98,6 +98,9 @@ class ChoiceCollector:
 class AnswerFormat(Protocol):
     """How one request is answered, as one object or in chunks. May remember what it has sent of a stream."""
 
+    @property
+    def response_id(self) -> str: ...
+
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> WireObject: ...
 
     def chunks(self, event: ChoiceEvent) -> Sequence[WireObject]:

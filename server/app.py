@@ -41,6 +41,7 @@ from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tokenization import tokenization_routes
 from forkpoint.server.tools_dialect import Dialect
+from forkpoint.server.tracing import NoTracing, Tracing
 from forkpoint.server.turnstile import TurnstileMiddleware
 from forkpoint.server.vllm_metrics import VllmAliases
 
@@ -53,10 +54,11 @@ def create_app(
     *,
     timing: Timing | None = None,
     grammars: GrammarChecks | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The ASGI app over an engine that may still be loading. Its Lifecycle is `app.state.lifecycle`.
 
-    grammars: None: requests that need one are refused.
+    grammars: None: requests that need one are refused. tracing: None: none; the caller closes it.
     """
     timing = timing or Timing()
     registry = CollectorRegistry()
@@ -78,6 +80,7 @@ def create_app(
         bodies=BodyReader(max_bytes=config.max_body_bytes, timeout_s=timing.body_timeout_s),
         created=int(time.time()),
         live_requests=LiveRequests(),
+        tracing=tracing or NoTracing(),
     )
     running = RunningRequests()
     app = FastAPI(

@@ -97,6 +97,10 @@ class ChatFormat:
     token_bytes: TokenBytes
     has_logprobs: bool
 
+    @property
+    def response_id(self) -> str:
+        return self.head.id
+
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> WireObject:
         return {
             **self.head.as_json("chat.completion"),

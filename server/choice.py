@@ -112,12 +112,12 @@ class Choice:
         self.num_reasoning_tokens = 0
         self.is_finished = False
         self.runs_in_engine = True
+        self.timer = timer
         self._mailbox = mailbox
         self._reading = reading
         self._end_token_ids = reading.ending.end_token_ids
         self._matcher = reading.matcher
         self._parser = reading.parser
-        self._timer = timer
         self._scores: list[PromptScores] = []
         self._held = HeldEntries()
         self._num_chars_read = 0  # of the text so far
@@ -160,14 +160,14 @@ class Choice:
             if self._has_calls and finished.finish_reason == "stop":
                 finished = ChoiceFinished(self.index, "tool_calls", None)
             self.is_finished = True
-            self._timer.finished(finished.finish_reason)
+            self.timer.finished(finished.finish_reason)
             events.append(finished)
         return events
 
     def abandon(self, reason: Literal["abort", "error"]) -> None:
         """Record that nobody will read on."""
         self.is_finished = True
-        self._timer.finished(reason)
+        self.timer.finished(reason)
 
     def _next_delta(self) -> TokenDelta | None:
         try:
@@ -180,7 +180,7 @@ class Choice:
             return None
         if delta.started is not None:
             if self.started is None:
-                self._timer.started(delta.started.queue_time_s)
+                self.timer.started(delta.started.queue_time_s)
             self.started = delta.started
         if delta.finish is not None:
             self.runs_in_engine = False
@@ -206,7 +206,7 @@ class Choice:
                 break
         if delta.logprobs is not None:
             self._held.hold(entries_of(delta.tokens, delta.logprobs, offsets))
-        self._timer.tokens(self.num_tokens - num_before)
+        self.timer.tokens(self.num_tokens - num_before)
         return text
 
     def _read(self, token: int) -> str:

@@ -20,6 +20,7 @@ from forkpoint.server.cli_layers import CACHE_VARIABLE
 from forkpoint.server.cli_progress import StartupProgress, startup_progress
 from forkpoint.server.listener import bind_listener
 from forkpoint.server.sd_notify import ServiceNotifier
+from forkpoint.server.tracing_start import open_tracing, require_tracing
 
 if TYPE_CHECKING:
     from forkpoint.scheduler.process_client import ProcessEngine
@@ -35,6 +36,7 @@ def serve_model(model: str, settings: ServeSettings) -> int:
     """
     check_settings(settings)
     config = server_config(settings, model)
+    require_tracing(config.otlp_traces_endpoint, _otlp_protocol())
     # Fetching and loading take long; a port that is taken should be said before.
     bind_listener(config.host, config.port).close()
     notifier = ServiceNotifier.of_environment(os.environ, os.getpid())
@@ -126,7 +128,14 @@ def _serve_beside(
 
     grammars = WorkerGrammarChecks(_grammar_command(model_dir, tokenizer))
     return run_server(
-        config, engine, tokenizer, template, grammars=grammars, on_ready=announce, notifier=notifier
+        config,
+        engine,
+        tokenizer,
+        template,
+        grammars=grammars,
+        on_ready=announce,
+        notifier=notifier,
+        tracing=open_tracing(config.otlp_traces_endpoint),
     )
 
 
@@ -134,6 +143,13 @@ def _sampling_defaults(model_dir: Path) -> SamplingDefaults:
     from forkpoint.server.generation_config import read_sampling_defaults
 
     return read_sampling_defaults(model_dir)
+
+
+def _otlp_protocol() -> str | None:
+    """What OpenTelemetry's own variables ask for; the one for traces wins."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get(
+        "OTEL_EXPORTER_OTLP_PROTOCOL"
+    )
 
 
 def _grammar_command(model_dir: Path, tokenizer: Tokenizer) -> list[str]:

@@ -103,6 +103,10 @@ class CompletionsFormat:
     request: GenerationRequest
     token_bytes: TokenBytes
 
+    @property
+    def response_id(self) -> str:
+        return self.head.id
+
     def answer(self, choices: Sequence[FinishedChoice], usage: Usage) -> WireObject:
         return {
             **self.head.as_json("text_completion"),

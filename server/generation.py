@@ -103,17 +103,17 @@ class Generation:
     """A running request. Whoever got it must call close(), whatever happened."""
 
     def __init__(self, engine: EngineClient, request: GenerationRequest) -> None:
+        self.request = request
         self.choices: list[Choice] = []
         self._engine = engine
-        self._request = request
 
     @property
     def usage(self) -> Usage:
         """Up to now; only grows."""
-        first_choices = self.choices[:: self._request.options.num_choices]
+        first_choices = self.choices[:: self.request.options.num_choices]
         started = [choice.started for choice in first_choices if choice.started is not None]
         return Usage(
-            prompt_tokens=sum(len(prompt.token_ids) for prompt in self._request.prompts),
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in self.request.prompts),
             completion_tokens=sum(choice.num_tokens for choice in self.choices),
             cached_tokens=sum(each.cached_tokens for each in started),
             rebuilt_tokens=sum(each.rebuilt_tokens for each in started),

@@ -22,6 +22,7 @@ from forkpoint.server.request_id import request_id_of
 from forkpoint.server.services import Services
 from forkpoint.server.spliced_frames import SplicedFrames
 from forkpoint.server.sse import WRITE_NOW, EventStream, encode_event
+from forkpoint.server.tracing import RequestTrace
 from forkpoint.server.watched import raise_on_disconnect, run_watched
 
 _log = structlog.stdlib.get_logger(__name__)
@@ -50,11 +51,16 @@ class GenerationResponse(Response):
         timer = services.metrics.request()
         generation: Generation | None = None
         try:
-            with services.lifecycle.running_request():
+            with (
+                services.tracing.request(scope, request_id_of(scope)) as trace,
+                services.lifecycle.running_request(),
+            ):
                 request = await self._read(scope, receive)
+                trace.checked(request)
                 generation = services.generator.submit(request, timer)
+                trace.submitted(generation)
                 with services.live_requests.following(request_id_of(scope), scope["path"], generation):
-                    await self._answer(request, generation, scope, receive, send)
+                    await self._answer(generation, trace, scope, receive, send)
         except ClientGone:
             _log.debug("client disconnected")
         except Exception as error:
@@ -70,13 +76,14 @@ class GenerationResponse(Response):
         return request
 
     async def _answer(
-        self, request: GenerationRequest, generation: Generation, scope: Scope, receive: Receive, send: Send
+        self, generation: Generation, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        answer_format = self._api.format(request, int(time.time()))
+        answer_format = self._api.format(generation.request, int(time.time()))
+        trace.answering(answer_format.response_id)
         try:
-            if request.options.is_stream:
+            if generation.request.options.is_stream:
                 stream = EventStream(send, scope.get("extensions", {}).get(WRITE_NOW, {}).get("call"))
-                await self._answer_in_stream(request, generation, answer_format, receive, stream)
+                await self._answer_in_stream(generation, trace, answer_format, receive, stream)
             else:
                 await run_watched(
                     _collect(generation, answer_format, send),
@@ -93,15 +100,15 @@ class GenerationResponse(Response):
 
     async def _answer_in_stream(
         self,
-        request: GenerationRequest,
         generation: Generation,
+        trace: RequestTrace,
         answer_format: AnswerFormat,
         receive: Receive,
         stream: EventStream,
     ) -> None:
         try:
             await run_watched(
-                _stream(generation, request.options, answer_format, stream),
+                _stream(generation, answer_format, stream),
                 raise_on_disconnect(receive),
                 self._services.lifecycle.raise_on_expiry(),
                 stream.keep_alive(self._services.timing.keep_alive_s),
@@ -112,6 +119,7 @@ class GenerationResponse(Response):
             if not stream.has_started:
                 raise
             generation.close(has_failed=True)
+            trace.failed(error)
             await _end_with_error(stream, error)
 
 
@@ -128,9 +136,8 @@ async def _collect(generation: Generation, answer_format: AnswerFormat, send: Se
     await send({"type": "http.response.body", "body": body})
 
 
-async def _stream(
-    generation: Generation, options: GenerationOptions, answer_format: AnswerFormat, stream: EventStream
-) -> None:
+async def _stream(generation: Generation, answer_format: AnswerFormat, stream: EventStream) -> None:
+    options = generation.request.options
     encoder = _EventEncoder(generation, options, answer_format)
     async with aclosing(generation.events()) as events:
         async for news in events:

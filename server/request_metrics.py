@@ -73,14 +73,23 @@ class RequestTimer:
 
 
 class ChoiceTimer:
-    """Observes one choice. Times are those at which the API process looks, not when the engine sampled."""
+    """Observes one choice. Times are those at which the API process looks, not when the engine sampled.
+
+    Mutable: keeps its own times for traces, in seconds of time.monotonic(), and None until they are known.
+    """
 
     def __init__(self, metrics: RequestMetrics, arrival_s: float) -> None:
+        self.submitted_s = time.monotonic()
+        self.queue_time_s: float | None = None
+        self.first_token_s: float | None = None
+        self.finished_s: float | None = None
+        self.finish_reason: str | None = None
         self._metrics = metrics
         self._arrival_s = arrival_s
         self._last_token_s: float | None = None
 
     def started(self, queue_time_s: float) -> None:
+        self.queue_time_s = queue_time_s
         self._metrics.queue_time.observe(queue_time_s)
 
     def tokens(self, num_tokens: int) -> None:
@@ -88,6 +97,7 @@ class ChoiceTimer:
             return
         now_s = time.monotonic()
         if self._last_token_s is None:
+            self.first_token_s = now_s
             self._metrics.time_to_first_token.observe(now_s - self._arrival_s)
         else:
             gap_s = (now_s - self._last_token_s) / num_tokens
@@ -95,8 +105,10 @@ class ChoiceTimer:
         self._last_token_s = now_s
 
     def finished(self, reason: str) -> None:
+        self.finish_reason = reason
+        self.finished_s = time.monotonic()
         self._metrics.requests.labels(reason).inc()
-        self._metrics.e2e_request_latency.observe(time.monotonic() - self._arrival_s)
+        self._metrics.e2e_request_latency.observe(self.finished_s - self._arrival_s)
 
 
 def _rejection_reason(error: Exception) -> str:

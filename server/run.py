@@ -26,6 +26,7 @@ from forkpoint.server.sd_notify import ServiceNotifier
 from forkpoint.server.startup_report import report_fields
 from forkpoint.server.structured_check import GrammarChecks, NoGrammars
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
+from forkpoint.server.tracing import NoTracing, Tracing
 
 # After the running streams were told to end: time for their last event to reach the clients.
 _FAREWELL_S = 2.0
@@ -43,11 +44,13 @@ def run_server(
     grammars: GrammarChecks | None = None,
     on_ready: Callable[[str], None] | None = None,
     notifier: ServiceNotifier | None = None,
+    tracing: Tracing | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. To be called in the main thread.
 
     grammars: see create_app(). on_ready gets the URL once requests are served; from the bind until then they
     get 503. notifier: tells a service manager of readiness, of the drain, and that no step is stuck.
+    tracing: closed at the end, when no request runs any more.
     Raises ConfigError if the address cannot be bound, ModelLoadError or EngineDied if the engine cannot be
     started or gave up.
     """
@@ -58,13 +61,16 @@ def run_server(
         _log.info("listening", url=url)
         grammars = grammars or NoGrammars()
         notifier = notifier or ServiceNotifier()
+        tracing = tracing or NoTracing()
 
         def announce() -> None:
             notifier.ready(f"serving {config.served_model_names[0]} on {url}")
             if on_ready is not None:
                 on_ready(url)
 
-        return uvloop.run(_serve(config, engine, tokenizer, template, grammars, listener, announce, notifier))
+        return uvloop.run(
+            _serve(config, engine, tokenizer, template, grammars, tracing, listener, announce, notifier)
+        )
 
 
 async def _serve(
@@ -73,11 +79,12 @@ async def _serve(
     tokenizer: TextTokenizer,
     template: PromptTemplate | None,
     grammars: GrammarChecks,
+    tracing: Tracing,
     listener: socket.socket,
     announce_ready: Callable[[], None],
     notifier: ServiceNotifier,
 ) -> int:
-    app = create_app(config, engine, tokenizer, template, grammars=grammars)
+    app = create_app(config, engine, tokenizer, template, grammars=grammars, tracing=tracing)
     server = _SignalFreeServer(
         uvicorn.Config(
             app,
@@ -117,6 +124,7 @@ async def _serve(
         server.abort_connections()
         await grammars.stop()
         await engine.stop()
+        await tracing.close()
     _log.info("stopped")
     return 0
 

@@ -19,6 +19,7 @@ from forkpoint.server.request_metrics import RequestMetrics
 from forkpoint.server.structured_check import GrammarChecks
 from forkpoint.server.text_ports import PromptTemplate, TextTokenizer
 from forkpoint.server.tools_dialect import Dialect
+from forkpoint.server.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Services:
     bodies: BodyReader
     created: int
     live_requests: LiveRequests
+    tracing: Tracing
 
     @property
     def engine_info(self) -> EngineInfo:

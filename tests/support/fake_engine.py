@@ -107,6 +107,7 @@ class FakeEngine:
     num_restarts: int = 0
     seconds_since_step: float = 0.0
     cached_tokens: int = 0
+    rebuilt_tokens: int = 0
     max_queued: int = 1024
     steps_per_turn: int = 1  # more: the tokens of several steps reach the reader merged
     is_held: bool = False
@@ -308,8 +309,8 @@ class FakeEngine:
                 for scores in prompt_scores(sequence.submit):
                     sequence.mailbox.put(prompt_scores=(scores,))
         return {
-            sequence.submit.uid: Started(sequence.submit.uid, self.cached_tokens, 0, 0.25)
-            for sequence in admitted
+            uid: Started(uid, self.cached_tokens, self.rebuilt_tokens, 0.25)
+            for uid in (sequence.submit.uid for sequence in admitted)
         }
 
     def _finish_of(self, uid: int, token: int) -> Finish | None:

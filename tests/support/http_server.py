@@ -23,6 +23,7 @@ from forkpoint.server.app import create_app
 from forkpoint.server.http_protocol import BoundedHttpProtocol
 from forkpoint.server.listener import bind_listener, url_of
 from forkpoint.server.services import Timing
+from forkpoint.server.tracing import Tracing
 
 MODEL = "org/tiny"
 
@@ -85,13 +86,22 @@ def serving(
     template_knows_tools: bool = False,
     timing: Timing | None = None,
     protocol: type[BoundedHttpProtocol] = BoundedHttpProtocol,
+    tracing: Tracing | None = None,
     **config: Any,
 ) -> Iterator[World]:
     engine = engine or FakeEngine()
     tokenizer = ByteTokenizer()
     template = TagTemplate(knows_tools=template_knows_tools) if has_template else None
     server_config = ServerConfig(**{"served_model_names": (MODEL, "alias"), **config})
-    app = create_app(server_config, engine, tokenizer, template, timing=timing, grammars=CompilingChecks())
+    app = create_app(
+        server_config,
+        engine,
+        tokenizer,
+        template,
+        timing=timing,
+        grammars=CompilingChecks(),
+        tracing=tracing,
+    )
     if template is not None:
         template.calls.clear()  # of the server's start, which asks what the template knows
     listener = bind_listener("127.0.0.1", 0)
