@@ -260,6 +260,15 @@ def test_no_service_can_overwrite_the_settings_of_a_pod() -> None:
     assert "enableServiceLinks: false" in (CHART / "templates" / "deployment.yaml").read_text("utf-8")
 
 
+def test_a_pod_runs_as_the_user_of_the_images() -> None:
+    text = (CHART / "templates" / "deployment.yaml").read_text("utf-8")
+    (user,) = re.findall(r"runAsUser: (\d+)", text)
+    (group,) = re.findall(r"runAsGroup: (\d+)", text)
+    assert f"fsGroup: {group}" in text
+    for dockerfile in DOCKERFILES:
+        assert f"USER {user}:{group}\n" in dockerfile.read_text("utf-8")
+
+
 def test_autoscaling_looks_at_a_metric_that_exists() -> None:
     text = (CHART / "templates" / "autoscaling.yaml").read_text("utf-8")
     names = set(re.findall(r"\bforkpoint_\w+", text))
