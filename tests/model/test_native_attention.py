@@ -168,11 +168,12 @@ def part_of(world: AttentionWorld, first: int, end: int) -> AttentionWorld:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_no_bit_of_a_row_depends_on_how_a_prompt_is_cut(path: str, dtype: torch.dtype) -> None:
-    config = attention_config(num_q_heads=6, num_kv_heads=2, k_dim=64, v_dim=64, window=90)
-    world = attention_world(config, [(37, 300)], page_size=4, dtype=dtype)
+    # A window longer than a block of the kernel's keys, so that sums go on from one block to the next.
+    config = attention_config(num_q_heads=6, num_kv_heads=2, k_dim=64, v_dim=64, window=300)
+    world = attention_world(config, [(37, 600)], page_size=4, dtype=dtype)
     for layer in (0, 1):
         whole = attend(world, layer)
-        for cuts in ([0, 2, 5, 64, 131, 298, 300], [0, 150, 300], [0, 33, 300]):
+        for cuts in ([0, 2, 5, 64, 131, 598, 600], [0, 350, 600], [0, 33, 600]):
             parts = [part_of(world, first, end) for first, end in zip(cuts, cuts[1:], strict=False)]
             assert torch.equal(torch.cat([attend(part, layer) for part in parts]), whole)
 
