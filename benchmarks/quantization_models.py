@@ -77,7 +77,8 @@ def rounded(weight: torch.Tensor, rounding: Rounding) -> torch.Tensor:
     group = rounding.group or num_in
     padded = torch.nn.functional.pad(weight.float(), (0, -num_in % group)).unflatten(1, (-1, group))
     scales = padded.abs().amax(dim=-1, keepdim=True).div(levels).clamp(min=torch.finfo(torch.float32).tiny)
-    return (padded / scales).round().mul(scales).flatten(1)[:, :num_in].contiguous()
+    rounded: torch.Tensor = (padded / scales).round().mul(scales).flatten(1)[:, :num_in]
+    return rounded.contiguous()
 
 
 class Texts:

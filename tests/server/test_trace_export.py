@@ -124,7 +124,7 @@ def test_a_dead_collector_neither_stops_answers_nor_holds_up_the_end(
             for _ in range(20):  # more spans than the queue takes
                 assert world.complete(max_tokens=2)["usage"]["completion_tokens"] == 2
         assert close(tracing) < 20
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def test_without_the_flag_nothing_is_imported() -> None:

@@ -185,7 +185,7 @@ def test_figures_of_a_cell_are_read_out_of_the_benchs_json(monkeypatch: pytest.M
     def run(command: list[str], **_: object) -> None:
         Path(command[command.index("--json") + 1]).write_text(json.dumps(result))
 
-    monkeypatch.setattr(peers_cells.subprocess, "run", run)
+    monkeypatch.setattr("peers_cells.subprocess.run", run)
     cells = {cell.name: cell for cell in peers_cells.CELLS}
     assert peers_cells.run_cell(cells["prefill1024"], "u", Path(), 1) == {"prefill": 250.0}
     chat = peers_cells.run_cell(cells["chat"], "u", Path(), 1)
