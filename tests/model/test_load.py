@@ -339,7 +339,7 @@ def test_loading_takes_little_beside_the_weights(tmp_path: Path, file_dtype: tor
         [sys.executable, "-c", _MEASURE_LOAD, str(model_dir)], capture_output=True, text=True, check=True
     )
     before, after, peak = map(int, report.stdout.split())
-    slack = 32 * 2**20  # a piece that is converted, and what the libraries take
+    slack = 64 * 2**20  # a piece that is converted, and what libraries and the allocator take (25 to 50 MB)
     assert after - before >= weight_bytes - 2**20
     assert peak - before <= weight_bytes + slack
 
