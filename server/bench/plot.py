@@ -16,14 +16,14 @@ _MOVING = 8  # requests
 
 def check_plot(path: Path) -> None:
     """Raise ConfigError now, not after minutes of load, if no picture could be written."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no such folder", hint="make it, or name another one")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
             "--plot needs matplotlib, which is not installed", hint="pip install 'forkpoint[bench]'"
         ) from error
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no such folder", hint="make it, or name another one")
 
 
 def write_plot(path: Path, records: Sequence[RequestRecord], title: str) -> None:
