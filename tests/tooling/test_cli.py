@@ -73,6 +73,7 @@ FLAGS = """
 --log-level debug
 --log-format json
 --shutdown-timeout 5
+--otlp-traces-endpoint http://localhost:4318
 """
 
 UNBUILT = """
