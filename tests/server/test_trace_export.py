@@ -150,7 +150,7 @@ def test_without_the_extra_the_flag_is_refused_with_what_to_install(
     for name in [name for name in sys.modules if name == missing or name.startswith(f"{missing}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    assert run(["serve", "demo", "--otlp-traces-endpoint", "http://localhost:4318"]) == 2
+    assert run(["serve", "/does/not/exist", "--otlp-traces-endpoint", "http://localhost:4318"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "forkpoint: error: --otlp-traces-endpoint needs OpenTelemetry, which is not installed",
         "hint: pip install 'forkpoint[otel]'",
@@ -162,7 +162,7 @@ def test_a_protocol_that_is_not_built_is_refused_by_name(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, "grpc")
-    assert run(["serve", "demo", "--otlp-traces-endpoint", "http://localhost:4317"]) == 2
+    assert run(["serve", "/does/not/exist", "--otlp-traces-endpoint", "http://localhost:4317"]) == 2
     error = capsys.readouterr().err
     assert "cannot be sent by grpc" in error and "http/protobuf" in error
 
