@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import importlib.resources
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,10 @@ OTHER_VARIABLES = frozenset(
     | {ENVIRONMENT_PREFIX + field.name.upper() for field in dataclasses.fields(ChatSettings)}
 )
 
+# Of a service link: an address in FORKPOINT_PORT, and names beside it (FORKPOINT_PORT_8000_TCP_ADDR).
+_LINK = re.compile(r"(tcp|udp|sctp)://")
+_LINK_NAME = re.compile(r"FORKPOINT_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+
 
 class Layers:
     """The layers of one invocation, and what they found out.
@@ -47,6 +52,7 @@ class Layers:
         """What cyclopts calls, best first."""
         return (
             Env(ENVIRONMENT_PREFIX, command=False, show=False, source="environment"),
+            _drop_service_links,
             self._read_files,
             _refuse_fractions,
             self._record,
@@ -133,6 +139,13 @@ def add_settings(settings: Mapping[str, Any], source: str, arguments: ArgumentCo
             argument.append(Token(keyword=key, value=text, source=source, index=index))
 
 
+def _drop_service_links(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    # Links of Kubernetes and Docker put FORKPOINT_PORT=tcp://10.0.0.1:8000 beside a service `forkpoint`.
+    for argument in arguments:
+        if any(token.source == "environment" and _LINK.match(token.value) for token in argument.tokens):
+            argument.tokens.clear()
+
+
 def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     # cyclopts rounds 2.5 to 2 where a whole number is wanted; nobody would see it.
     for argument in arguments:
@@ -156,10 +169,10 @@ def _is_number(text: str) -> bool:
 
 
 def _warn_of_unknown_variables(arguments: ArgumentCollection) -> None:
-    # A warning, not an error: Kubernetes sets FORKPOINT_SERVICE_HOST for a service that is called forkpoint.
+    # A warning, not an error: what the next version reads may be set already.
     known = {ENVIRONMENT_PREFIX + _variable(flag) for flag in _names(arguments)} | OTHER_VARIABLES
     for name in sorted(os.environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known and not _LINK_NAME.fullmatch(name):
             hint = _nearest(name, known)
             print(f"forkpoint: warning: environment variable {name} is no setting; {hint}", file=sys.stderr)
 

@@ -46,7 +46,6 @@ def test_a_quota_counts_as_the_cores_it_is_worth(num_cores: int, limit: float | 
     assert within_quota(num_cores, limit) == usable
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are not bound to cores here")
 def test_no_more_cores_are_usable_than_this_process_is_bound_to() -> None:
     before = os.sched_getaffinity(0)
     try:

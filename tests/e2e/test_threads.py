@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 from support.served import serve_ready
 
 
@@ -14,7 +13,6 @@ def test_the_engine_computes_with_as_many_threads_as_asked_for(letters_dir: Path
         assert served.log.wait_for_event("ready")["threads"] == 3
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes are not bound to cores here")
 def test_a_server_bound_to_one_core_computes_with_one_thread(letters_dir: Path) -> None:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})  # the server inherits it

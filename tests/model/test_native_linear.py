@@ -133,7 +133,6 @@ print(*{name for name in maps if "omp" in name})
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_kernels_run_on_the_threads_of_torch() -> None:
     done = subprocess.run([sys.executable, "-c", _ONE_POOL], check=True, capture_output=True, text=True)
     num_new_threads, runtimes = done.stdout.splitlines()

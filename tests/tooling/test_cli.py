@@ -153,6 +153,20 @@ def test_each_layer_wins_over_the_ones_below(
     assert rows["MODEL"] == ("m", str(first))
 
 
+def test_service_links_of_kubernetes_are_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORKPOINT_PORT", "tcp://10.0.0.1:8000")
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_8000_TCP", "PORT_8000_TCP_ADDR"):
+        monkeypatch.setenv(f"FORKPOINT_{name}", "10.0.0.1")
+    assert shown(capsys)["--port"] == ("8000", "default")
+    (tmp_path / "own.yaml").write_text("port: 5\n")
+    assert run(["show-config", "--config", str(tmp_path / "own.yaml")]) == 0
+    output = capsys.readouterr()
+    assert str(tmp_path / "own.yaml") in output.out, "a file fills what the link left open"
+    assert "warning" not in output.err
+
+
 def test_files_may_be_named_by_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
